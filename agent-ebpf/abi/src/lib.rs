@@ -1,0 +1,2 @@
+//! Keys and values shared by the BPF programs and the agent.
+#![no_std]

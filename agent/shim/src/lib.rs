@@ -1,0 +1,1 @@
+//! One small process per pod: namespaces, root filesystem, exec, reap.

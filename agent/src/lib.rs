@@ -1,0 +1,1 @@
+//! The node side: pods, images, network, services and DNS.

@@ -1,0 +1,1 @@
+//! Reconcile loops, one file per controller.

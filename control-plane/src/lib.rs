@@ -1,0 +1,1 @@
+//! The control plane: store, API, controllers and scheduler wired together.

@@ -1,0 +1,1 @@
+//! Replicated, versioned, watchable key-value store.

@@ -1,0 +1,1 @@
+//! Kubernetes object model without I/O.
