@@ -10,12 +10,12 @@ use anyhow::{Context, Result, bail};
 const PROTOS: [&str; 3] = ["node.proto", "admin.proto", "raft.proto"];
 
 /// Writes the generated code into the workspace.
-pub fn run(workspace: &Path) -> Result<()> {
+pub(crate) fn run(workspace: &Path) -> Result<()> {
     generate(workspace, &generated_dir(workspace))
 }
 
 /// Fails when the committed code is not what the `.proto` files give.
-pub fn check(workspace: &Path) -> Result<()> {
+pub(crate) fn check(workspace: &Path) -> Result<()> {
     let fresh = tempfile::tempdir().context("creating a folder for generated code")?;
     generate(workspace, fresh.path())?;
     for entry in std::fs::read_dir(fresh.path())? {

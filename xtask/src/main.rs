@@ -1,6 +1,12 @@
 //! Developer tasks: `cargo xtask --help`.
+//!
+//! xtask is the project's only script language. Each task is one module; all of them find
+//! what they need through [`target_dir`] and run programs through [`command`].
 
 mod codegen;
+mod command;
+mod images;
+mod setup;
 
 use std::path::{Path, PathBuf};
 
@@ -19,6 +25,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Install what building, the demo and the tests need and this machine lacks
+    Setup,
+    /// Build the demo's images from Debian packages into target/images/
+    Images,
     /// Regenerate the gRPC code from proto/proto/*.proto
     Codegen,
 }
@@ -29,8 +39,16 @@ fn workspace() -> PathBuf {
     manifest.parent().unwrap_or(manifest).to_path_buf()
 }
 
+/// Cargo's target folder of the workspace.
+fn target_dir(workspace: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from)
+}
+
 fn main() -> Result<()> {
+    let workspace = workspace();
     match Cli::parse().task {
-        Task::Codegen => codegen::run(&workspace()),
+        Task::Setup => setup::run_setup(&workspace),
+        Task::Images => images::run(&workspace).map(drop),
+        Task::Codegen => codegen::run(&workspace),
     }
 }
