@@ -23,6 +23,9 @@
 pub mod agent;
 pub mod clock;
 pub mod config;
+pub mod dns;
+pub mod network;
+pub mod service;
 pub mod session;
 
 pub use agent::{Agent, AgentError, cleanup_host};
