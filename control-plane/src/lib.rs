@@ -1,1 +1,26 @@
 //! The control plane: store, API, controllers and scheduler wired together.
+//!
+//! Owns what belongs to the cluster as a whole and to no single part: the certificate
+//! authority, bootstrap and service-account tokens, the TLS listeners, the node sessions and the
+//! endpoints of the `kubernetes` Service. Must not know anything of a node's inside: it meets
+//! agents, also the one in its own process, only over gRPC.
+//!
+//! ```text
+//!   kubectl ──REST──▶ ┌ server ┐ ──▶ pintle-api ──▶ pintle-store
+//!                     │  TLS   │        ▲  ▲
+//!   agent ───gRPC───▶ └────────┘        │  └── pintle-controllers, pintle-scheduler
+//!      ▲                 │ join         │ api::client
+//!      │                 ▼              │
+//!      └──deltas── session ─────────────┘
+//! ```
+
+mod clock;
+pub mod config;
+mod files;
+pub mod join;
+pub mod kubeconfig;
+pub mod pki;
+pub mod service_account;
+pub mod token;
+
+pub use config::{Cidr, ControlPlaneConfig};
