@@ -68,7 +68,10 @@ impl CgroupTree {
     pub fn build(root: &Path) -> Result<Self, CgroupError> {
         let parent = root.parent().unwrap_or(Path::new("/"));
         let available = files::controllers(parent)?;
-        let tree = Self { root: root.to_owned(), available };
+        let tree = Self {
+            root: root.to_owned(),
+            available,
+        };
         tree.enable(parent)?;
         files::create(root)?;
         tree.enable(root)?;
@@ -87,13 +90,19 @@ impl CgroupTree {
 
     /// Which of the wanted controllers the hierarchy has.
     pub fn available_controllers(&self) -> Vec<&'static str> {
-        WANTED_CONTROLLERS.into_iter().filter(|c| self.has(c)).collect()
+        WANTED_CONTROLLERS
+            .into_iter()
+            .filter(|c| self.has(c))
+            .collect()
     }
 
     /// Which of the wanted controllers are missing (bound to cgroup v1 or
     /// disabled); limits of these are not enforced.
     pub fn missing_controllers(&self) -> Vec<&'static str> {
-        WANTED_CONTROLLERS.into_iter().filter(|c| !self.has(c)).collect()
+        WANTED_CONTROLLERS
+            .into_iter()
+            .filter(|c| !self.has(c))
+            .collect()
     }
 
     /// A pod's cgroup.
@@ -108,21 +117,32 @@ impl CgroupTree {
 
     /// A pod's cgroup wherever it is, when its class is not known any more.
     pub fn find_pod(&self, pod_uid: &str) -> Option<PathBuf> {
-        [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort]
-            .into_iter()
-            .map(|qos| self.pod_path(qos, pod_uid))
-            .find(|path| path.exists())
+        [
+            QosClass::Guaranteed,
+            QosClass::Burstable,
+            QosClass::BestEffort,
+        ]
+        .into_iter()
+        .map(|qos| self.pod_path(qos, pod_uid))
+        .find(|path| path.exists())
     }
 
     /// UIDs of every pod that has a cgroup.
     pub fn pods(&self) -> Vec<String> {
-        [self.root.clone(), self.root.join("burstable"), self.root.join("besteffort")]
-            .iter()
-            .flat_map(|dir| files::children(dir))
-            .filter_map(|path| {
-                path.file_name()?.to_str()?.strip_prefix("pod").map(str::to_owned)
-            })
-            .collect()
+        [
+            self.root.clone(),
+            self.root.join("burstable"),
+            self.root.join("besteffort"),
+        ]
+        .iter()
+        .flat_map(|dir| files::children(dir))
+        .filter_map(|path| {
+            path.file_name()?
+                .to_str()?
+                .strip_prefix("pod")
+                .map(str::to_owned)
+        })
+        .collect()
     }
 
     /// Creates a pod's cgroup with its limits and the shim's leaf.
@@ -157,16 +177,16 @@ impl CgroupTree {
         limits::plan(resources)
             .into_iter()
             .filter(|setting| self.has(setting.controller))
-            .try_for_each(|setting| {
-                match files::write(path, setting.file, &setting.value) {
+            .try_for_each(
+                |setting| match files::write(path, setting.file, &setting.value) {
                     Err(CgroupError::Io { source, .. })
                         if setting.optional && source.kind() == io::ErrorKind::NotFound =>
                     {
                         Ok(())
                     }
                     other => other,
-                }
-            })
+                },
+            )
     }
 
     /// Kills everything in a cgroup and below.

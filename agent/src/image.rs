@@ -28,7 +28,9 @@ struct Inner {
 impl ImageStore {
     /// Opens (or makes) the store and drops what an interrupted pull left.
     pub async fn open(config: ImageConfig) -> Result<Self, ImageError> {
-        Ok(Self { inner: Arc::new(Inner { config }) })
+        Ok(Self {
+            inner: Arc::new(Inner { config }),
+        })
     }
 
     /// Pulls an image. Concurrent pulls of one image share the work.
@@ -37,7 +39,9 @@ impl ImageStore {
         request: PullRequest,
         _progress: ProgressFn,
     ) -> Result<ImageRecord, ImageError> {
-        Err(ImageError::NotFound { reference: request.reference })
+        Err(ImageError::NotFound {
+            reference: request.reference,
+        })
     }
 
     /// The image behind a reference (`nginx:1.27`, `name@sha256:…`, or an id).
@@ -51,7 +55,9 @@ impl ImageStore {
         path: &Path,
         _progress: ProgressFn,
     ) -> Result<Vec<ImageRecord>, ImageError> {
-        Err(ImageError::NotFound { reference: path.display().to_string() })
+        Err(ImageError::NotFound {
+            reference: path.display().to_string(),
+        })
     }
 
     /// Every image, by name.
@@ -61,7 +67,9 @@ impl ImageStore {
 
     /// Forgets a name; the content goes when no name and no container uses it.
     pub async fn remove(&self, reference: &str) -> Result<(), ImageError> {
-        Err(ImageError::NotFound { reference: reference.to_owned() })
+        Err(ImageError::NotFound {
+            reference: reference.to_owned(),
+        })
     }
 
     /// Makes the writable directories of a container's root file system.
@@ -71,7 +79,9 @@ impl ImageStore {
         _container_id: &str,
         image_id: &str,
     ) -> Result<RootfsSpec, ImageError> {
-        Err(ImageError::NotFound { reference: image_id.to_owned() })
+        Err(ImageError::NotFound {
+            reference: image_id.to_owned(),
+        })
     }
 
     /// Removes a container's writable directories. Idempotent.

@@ -21,12 +21,16 @@
 //! ```
 
 pub mod agent;
+pub mod cgroup;
 pub mod clock;
 pub mod config;
 pub mod dns;
+pub mod image;
 pub mod network;
+pub mod runtime;
 pub mod service;
 pub mod session;
+pub mod sys;
 
 pub use agent::{Agent, AgentError, cleanup_host};
 pub use config::AgentConfig;

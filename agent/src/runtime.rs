@@ -40,7 +40,9 @@ impl Runtime {
     /// Prepares the run directory; nothing is adopted before [`Runtime::adopt`].
     pub fn build(config: RuntimeConfig) -> Result<Self, RuntimeError> {
         let (events, _) = broadcast::channel(4096);
-        Ok(Self { inner: Arc::new(Inner { config, events }) })
+        Ok(Self {
+            inner: Arc::new(Inner { config, events }),
+        })
     }
 
     /// Finds the shims that outlived an earlier agent and takes up with them.
@@ -53,7 +55,9 @@ impl Runtime {
     /// Starts a sandbox; the network namespace exists when this returns.
     /// Asking again for a sandbox that runs gives that sandbox.
     pub async fn run_sandbox(&self, spec: SandboxSpec) -> Result<Sandbox, RuntimeError> {
-        Err(RuntimeError::SandboxNotFound { pod_uid: spec.pod_uid })
+        Err(RuntimeError::SandboxNotFound {
+            pod_uid: spec.pod_uid,
+        })
     }
 
     /// Creates the container's cgroup and starts the container; returns when
@@ -63,7 +67,9 @@ impl Runtime {
         pod_uid: &str,
         _spec: ContainerSpec,
     ) -> Result<ContainerInfo, RuntimeError> {
-        Err(RuntimeError::SandboxNotFound { pod_uid: pod_uid.to_owned() })
+        Err(RuntimeError::SandboxNotFound {
+            pod_uid: pod_uid.to_owned(),
+        })
     }
 
     /// Sends `signal`, waits up to `grace`, then kills; returns how it ended.
@@ -75,7 +81,9 @@ impl Runtime {
         _signal: i32,
         _grace: Duration,
     ) -> Result<Exit, RuntimeError> {
-        Err(RuntimeError::SandboxNotFound { pod_uid: pod_uid.to_owned() })
+        Err(RuntimeError::SandboxNotFound {
+            pod_uid: pod_uid.to_owned(),
+        })
     }
 
     /// Sends a signal to a container's first process.
@@ -85,13 +93,17 @@ impl Runtime {
         _id: &str,
         _signal: i32,
     ) -> Result<(), RuntimeError> {
-        Err(RuntimeError::SandboxNotFound { pod_uid: pod_uid.to_owned() })
+        Err(RuntimeError::SandboxNotFound {
+            pod_uid: pod_uid.to_owned(),
+        })
     }
 
     /// Forgets an exited container and removes its cgroup. The caller releases
     /// its root file system (`ImageStore::release`).
     pub async fn remove_container(&self, pod_uid: &str, _id: &str) -> Result<(), RuntimeError> {
-        Err(RuntimeError::SandboxNotFound { pod_uid: pod_uid.to_owned() })
+        Err(RuntimeError::SandboxNotFound {
+            pod_uid: pod_uid.to_owned(),
+        })
     }
 
     /// Kills everything in the sandbox and ends its shim. Idempotent.
@@ -127,7 +139,9 @@ impl Runtime {
         _container_id: &str,
         _spec: ExecSpec,
     ) -> Result<ExecSession, RuntimeError> {
-        Err(RuntimeError::SandboxNotFound { pod_uid: pod_uid.to_owned() })
+        Err(RuntimeError::SandboxNotFound {
+            pod_uid: pod_uid.to_owned(),
+        })
     }
 
     /// Joins a running container's streams.
@@ -136,12 +150,16 @@ impl Runtime {
         pod_uid: &str,
         _container_id: &str,
     ) -> Result<AttachSession, RuntimeError> {
-        Err(RuntimeError::SandboxNotFound { pod_uid: pod_uid.to_owned() })
+        Err(RuntimeError::SandboxNotFound {
+            pod_uid: pod_uid.to_owned(),
+        })
     }
 
     /// Usage of a pod and its containers, as far as the controllers are there.
     pub fn stats(&self, pod_uid: &str) -> Result<PodStats, RuntimeError> {
-        Err(RuntimeError::SandboxNotFound { pod_uid: pod_uid.to_owned() })
+        Err(RuntimeError::SandboxNotFound {
+            pod_uid: pod_uid.to_owned(),
+        })
     }
 
     /// Removes every sandbox of this instance and its cgroup tree.

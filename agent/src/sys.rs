@@ -1,5 +1,13 @@
 //! The agent's only unsafe: kernel calls that no crate wraps safely.
+//!
+//! Owns no state. Each block says which preconditions hold and why.
+#![expect(
+    unsafe_code,
+    reason = "descriptor registration needs it; nothing outside this module does"
+)]
 
 mod terminal;
+mod watched;
 
 pub use terminal::Terminal;
+pub use watched::watch;

@@ -2,18 +2,22 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
 use super::CgroupError;
 
 fn failed(operation: impl Into<String>, path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
     let (operation, path) = (operation.into(), path.to_owned());
-    move |source| CgroupError::Io { operation, path, source }
+    move |source| CgroupError::Io {
+        operation,
+        path,
+        source,
+    }
 }
 
 pub(super) fn find_hierarchy() -> Result<PathBuf, CgroupError> {
@@ -56,7 +60,9 @@ pub(super) fn write(dir: &Path, file: &str, value: &str) -> Result<(), CgroupErr
 }
 
 pub(super) fn children(dir: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let Ok(entries) = fs::read_dir(dir) else {
+        return Vec::new();
+    };
     entries
         .flatten()
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
@@ -77,7 +83,10 @@ pub(super) async fn remove_tree(path: &Path, patience: Duration) -> Result<(), C
     }
     kill(path)?;
     if !wait_empty(path, patience).await? {
-        return Err(CgroupError::Busy { path: path.to_owned(), waited: patience });
+        return Err(CgroupError::Busy {
+            path: path.to_owned(),
+            waited: patience,
+        });
     }
     remove_dirs(path)
 }
@@ -105,7 +114,7 @@ async fn wait_empty(path: &Path, patience: Duration) -> Result<bool, CgroupError
         return Ok(true);
     }
     let watch =
-        AsyncFd::with_interest(file, Interest::PRIORITY).map_err(failed("watch", &events))?;
+        crate::sys::watch(file.into(), Interest::PRIORITY).map_err(failed("watch", &events))?;
     let deadline = Instant::now() + patience;
     loop {
         if !populated(watch.get_ref()).map_err(failed("read", &events))? {
@@ -118,11 +127,11 @@ async fn wait_empty(path: &Path, patience: Duration) -> Result<bool, CgroupError
     }
 }
 
-fn populated(file: &fs::File) -> io::Result<bool> {
+fn populated(file: impl AsFd) -> io::Result<bool> {
     let mut buffer = [0; 256];
-    let length = match std::os::unix::fs::FileExt::read_at(file, &mut buffer, 0) {
+    let length = match rustix::io::pread(file, &mut buffer, 0) {
         // The cgroup was removed while it was watched.
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(false),
+        Err(rustix::io::Errno::NODEV) => return Ok(false),
         other => other?,
     };
     let text = String::from_utf8_lossy(buffer.get(..length).unwrap_or_default());
@@ -137,9 +146,15 @@ mod tests {
     fn hybrid_and_unified_hosts_are_told_apart() {
         let hybrid = "30 24 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
                       31 24 0:27 / /sys/fs/cgroup/unified rw shared:3 - cgroup2 cgroup2 rw\n";
-        assert_eq!(parse_hierarchy(hybrid), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        assert_eq!(
+            parse_hierarchy(hybrid),
+            Some(PathBuf::from("/sys/fs/cgroup/unified"))
+        );
         let unified = "31 24 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
-        assert_eq!(parse_hierarchy(unified), Some(PathBuf::from("/sys/fs/cgroup")));
+        assert_eq!(
+            parse_hierarchy(unified),
+            Some(PathBuf::from("/sys/fs/cgroup"))
+        );
         assert_eq!(parse_hierarchy("1 2 0:1 / /proc rw - proc proc rw\n"), None);
     }
 }

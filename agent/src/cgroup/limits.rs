@@ -16,22 +16,36 @@ pub(super) struct Setting {
 pub(super) fn plan(resources: &Resources) -> Vec<Setting> {
     let mut plan = Vec::with_capacity(5);
     let mut push = |controller, file, value, optional| {
-        plan.push(Setting { controller, file, value, optional });
+        plan.push(Setting {
+            controller,
+            file,
+            value,
+            optional,
+        });
     };
     if let Some(shares) = resources.cpu_shares {
-        push("cpu", "cpu.weight", weight_from_shares(shares).to_string(), false);
+        push(
+            "cpu",
+            "cpu.weight",
+            weight_from_shares(shares).to_string(),
+            false,
+        );
     }
     let period = resources.cpu_period.unwrap_or(100_000);
     match resources.cpu_quota {
         Some(quota) if quota > 0 => push("cpu", "cpu.max", format!("{quota} {period}"), false),
         _ => push("cpu", "cpu.max", format!("max {period}"), false),
     }
-    let memory = resources.memory_max.map_or_else(|| "max".to_owned(), |m| m.to_string());
+    let memory = resources
+        .memory_max
+        .map_or_else(|| "max".to_owned(), |m| m.to_string());
     if resources.memory_max.is_some() {
         push("memory", "memory.swap.max", "0".to_owned(), true);
     }
     push("memory", "memory.max", memory, false);
-    let pids = resources.pids_max.map_or_else(|| "max".to_owned(), |p| p.to_string());
+    let pids = resources
+        .pids_max
+        .map_or_else(|| "max".to_owned(), |p| p.to_string());
     push("pids", "pids.max", pids, false);
     plan
 }
@@ -80,7 +94,10 @@ mod tests {
             memory_max: Some(1 << 20),
             pids_max: Some(64),
         });
-        let text: Vec<String> = plan.iter().map(|s| format!("{}={}", s.file, s.value)).collect();
+        let text: Vec<String> = plan
+            .iter()
+            .map(|s| format!("{}={}", s.file, s.value))
+            .collect();
         assert_eq!(
             text,
             [

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// Master side of a terminal. All methods take `&self`, so one task may read
 /// while another writes (share it in an `Arc`).
@@ -18,16 +18,20 @@ impl Terminal {
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
-        Ok(Self { fd: AsyncFd::with_interest(fd, Interest::READABLE | Interest::WRITABLE)? })
+        Ok(Self {
+            fd: super::watch(fd, Interest::READABLE | Interest::WRITABLE)?,
+        })
     }
 
     /// Reads output. 0 when the last process has closed its side.
     pub async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.fd
-            .async_io(Interest::READABLE, |fd| match rustix::io::read(fd, &mut *buffer) {
-                // The kernel says EIO when no process holds the other side.
-                Err(rustix::io::Errno::IO) => Ok(0),
-                other => other.map_err(io::Error::from),
+            .async_io(Interest::READABLE, |fd| {
+                match rustix::io::read(fd, &mut *buffer) {
+                    // The kernel says EIO when no process holds the other side.
+                    Err(rustix::io::Errno::IO) => Ok(0),
+                    other => other.map_err(io::Error::from),
+                }
             })
             .await
     }
