@@ -30,6 +30,7 @@ pub mod network;
 pub mod runtime;
 pub mod service;
 pub mod session;
+pub mod supervisor;
 pub mod sys;
 
 pub use agent::{Agent, AgentError, cleanup_host};

@@ -4,11 +4,29 @@
 //! the Secrets and ConfigMaps the pods use, the Node itself) and keeps a local copy.
 //! Changes nothing itself: it carries the requests of `status`, `node` and `pod`. Who reacts
 //! next: the pod manager, the service data path and DNS, each by its own subscription.
+//!
+//! - [`identity`]: the node's key and client certificate.
+//! - [`channel`]: the TLS connection to the API port.
+//! - [`desired`]: the local copy and its subscriptions (no I/O).
+//! - [`checkpoint`]: the copy on disk, so that pods are managed while the control plane is
+//!   away.
+//! - [`link`]: the loop that connects, resumes, and carries messages both ways.
+
+pub mod channel;
+pub mod checkpoint;
+pub mod desired;
+pub mod identity;
+pub mod link;
+pub mod requests;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+pub use desired::ClusterState;
+pub use link::{Link, LinkConfig};
+pub use requests::{ControlPlane, RequestError, SessionHandle};
 
 /// A change of the cluster state that the service data path and DNS follow.
 ///
@@ -21,6 +39,22 @@ pub enum ClusterChange {
     Service(String, Option<Arc<Service>>),
     /// An EndpointSlice appeared or changed, or is gone.
     EndpointSlice(String, Option<Arc<EndpointSlice>>),
+    /// Everything known so far has been sent.
+    Synced,
+}
+
+/// A change of the state that the pod manager and the node room follow; a subscription
+/// works as that of [`ClusterChange`].
+#[derive(Clone, Debug)]
+pub enum PodChange {
+    /// A pod of this node appeared or changed, or its object is gone.
+    Pod(String, Option<Arc<Pod>>),
+    /// A Secret that some pod here uses changed.
+    Secret(String),
+    /// A ConfigMap that some pod here uses changed.
+    ConfigMap(String),
+    /// This node's own object.
+    Node(Option<Arc<Node>>),
     /// Everything known so far has been sent.
     Synced,
 }
