@@ -1,0 +1,1 @@
+//! Server-side apply, `application/apply-patch+yaml`: who owns which field.
