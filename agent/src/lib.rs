@@ -27,6 +27,7 @@ pub mod config;
 pub mod dns;
 pub mod image;
 pub mod network;
+pub mod preflight;
 pub mod runtime;
 pub mod service;
 pub mod session;

@@ -7,6 +7,7 @@ mod codegen;
 mod command;
 mod images;
 mod setup;
+mod tidy;
 
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,8 @@ enum Task {
     Setup,
     /// Build the demo's images from Debian packages into target/images/
     Images,
+    /// Check the house rules: arrows between crates, file length, module docs
+    Tidy,
     /// Regenerate the gRPC code from proto/proto/*.proto
     Codegen,
 }
@@ -49,6 +52,7 @@ fn main() -> Result<()> {
     match Cli::parse().task {
         Task::Setup => setup::run_setup(&workspace),
         Task::Images => images::run(&workspace).map(drop),
+        Task::Tidy => tidy::run(&workspace),
         Task::Codegen => codegen::run(&workspace),
     }
 }

@@ -10,42 +10,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::{find, is_root, output, quiet, run};
 
-/// A program and the Debian package that brings it.
-struct Need {
-    program: &'static str,
-    package: &'static str,
-}
-
-/// What any task may need.
-const NEEDS: [Need; 6] = [
-    Need {
-        program: "cc",
-        package: "gcc",
-    },
-    Need {
-    },
-    Need {
-    },
-    Need {
-        program: "ip",
-        package: "iproute2",
-    },
-    Need {
-        program: "dpkg-deb",
-        package: "dpkg",
-    },
-    Need {
-        program: "qemu-system-x86_64",
-        package: "qemu-system-x86",
-    },
-    Need {
-        program: "cpio",
-        package: "cpio",
-    },
-    Need {
-        program: "docker-registry",
-        package: "docker-registry",
-    },
+/// What any task may need: a program, and the Debian package that brings it.
+const NEEDS: [(&str, &str); 6] = [
+    ("cc", "gcc"),
+    ("ip", "iproute2"),
+    ("dpkg-deb", "dpkg"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("cpio", "cpio"),
+    ("docker-registry", "docker-registry"),
 ];
 
 /// The Debian package that holds kubectl 1.20.
@@ -55,8 +27,8 @@ const KUBECTL_PACKAGE: &str = "kubernetes-client";
 pub(crate) fn run_setup(workspace: &Path) -> Result<()> {
     let mut packages: Vec<&str> = NEEDS
         .iter()
-        .filter(|need| find(need.program).is_none())
-        .map(|need| need.package)
+        .filter(|(program, _)| find(program).is_none())
+        .map(|(_, package)| *package)
         .collect();
     if find("kubectl").is_none() {
         packages.push(KUBECTL_PACKAGE);

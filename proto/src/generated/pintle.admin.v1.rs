@@ -105,8 +105,6 @@ pub struct Image {
     pub repo_digests: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint64, tag = "4")]
     pub size_bytes: u64,
-    #[prost(int64, tag = "5")]
-    pub created_at_unix_ms: i64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveImageRequest {
@@ -157,10 +155,10 @@ pub mod admin_client {
         dead_code,
         missing_docs,
         clippy::wildcard_imports,
-        clippy::let_unit_value
+        clippy::let_unit_value,
     )]
-    use tonic::codegen::http::Uri;
     use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
     #[derive(Debug, Clone)]
     pub struct AdminClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -199,13 +197,14 @@ pub mod admin_client {
             F: tonic::service::Interceptor,
             T::ResponseBody: Default,
             T: tonic::codegen::Service<
-                    http::Request<tonic::body::Body>,
-                    Response = http::Response<
-                        <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
-                    >,
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
                 >,
-            <T as tonic::codegen::Service<http::Request<tonic::body::Body>>>::Error:
-                Into<StdError> + std::marker::Send + std::marker::Sync,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
         {
             AdminClient::new(InterceptedService::new(inner, interceptor))
         }
@@ -244,11 +243,18 @@ pub mod admin_client {
             &mut self,
             request: impl tonic::IntoRequest<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.admin.v1.Admin/Status");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.admin.v1.Admin/Status",
+            );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("pintle.admin.v1.Admin", "Status"));
@@ -263,11 +269,18 @@ pub mod admin_client {
             tonic::Response<tonic::codec::Streaming<super::StopProgress>>,
             tonic::Status,
         > {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.admin.v1.Admin/Stop");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.admin.v1.Admin/Stop",
+            );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("pintle.admin.v1.Admin", "Stop"));
@@ -280,11 +293,18 @@ pub mod admin_client {
             tonic::Response<tonic::codec::Streaming<super::ImageProgress>>,
             tonic::Status,
         > {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.admin.v1.Admin/ImportImage");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.admin.v1.Admin/ImportImage",
+            );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("pintle.admin.v1.Admin", "ImportImage"));
@@ -297,11 +317,18 @@ pub mod admin_client {
             tonic::Response<tonic::codec::Streaming<super::ImageProgress>>,
             tonic::Status,
         > {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.admin.v1.Admin/PullImage");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.admin.v1.Admin/PullImage",
+            );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("pintle.admin.v1.Admin", "PullImage"));
@@ -310,13 +337,22 @@ pub mod admin_client {
         pub async fn list_images(
             &mut self,
             request: impl tonic::IntoRequest<super::ListImagesRequest>,
-        ) -> std::result::Result<tonic::Response<super::ListImagesResponse>, tonic::Status>
-        {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+        ) -> std::result::Result<
+            tonic::Response<super::ListImagesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.admin.v1.Admin/ListImages");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.admin.v1.Admin/ListImages",
+            );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("pintle.admin.v1.Admin", "ListImages"));
@@ -325,13 +361,22 @@ pub mod admin_client {
         pub async fn remove_image(
             &mut self,
             request: impl tonic::IntoRequest<super::RemoveImageRequest>,
-        ) -> std::result::Result<tonic::Response<super::RemoveImageResponse>, tonic::Status>
-        {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+        ) -> std::result::Result<
+            tonic::Response<super::RemoveImageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.admin.v1.Admin/RemoveImage");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.admin.v1.Admin/RemoveImage",
+            );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("pintle.admin.v1.Admin", "RemoveImage"));
@@ -346,7 +391,7 @@ pub mod admin_server {
         dead_code,
         missing_docs,
         clippy::wildcard_imports,
-        clippy::let_unit_value
+        clippy::let_unit_value,
     )]
     use tonic::codegen::*;
     /// Generated trait containing gRPC methods that should be implemented for use with AdminServer.
@@ -359,7 +404,8 @@ pub mod admin_server {
         /// Server streaming response type for the Stop method.
         type StopStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::StopProgress, tonic::Status>,
-            > + std::marker::Send
+            >
+            + std::marker::Send
             + 'static;
         /// Stops the instance's process. With `remove_pods`, first stops the node's pods
         /// and removes every trace on the host; the stream reports each step.
@@ -370,16 +416,21 @@ pub mod admin_server {
         /// Server streaming response type for the ImportImage method.
         type ImportImageStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::ImageProgress, tonic::Status>,
-            > + std::marker::Send
+            >
+            + std::marker::Send
             + 'static;
         async fn import_image(
             &self,
             request: tonic::Request<super::ImportImageRequest>,
-        ) -> std::result::Result<tonic::Response<Self::ImportImageStream>, tonic::Status>;
+        ) -> std::result::Result<
+            tonic::Response<Self::ImportImageStream>,
+            tonic::Status,
+        >;
         /// Server streaming response type for the PullImage method.
         type PullImageStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::ImageProgress, tonic::Status>,
-            > + std::marker::Send
+            >
+            + std::marker::Send
             + 'static;
         async fn pull_image(
             &self,
@@ -388,11 +439,17 @@ pub mod admin_server {
         async fn list_images(
             &self,
             request: tonic::Request<super::ListImagesRequest>,
-        ) -> std::result::Result<tonic::Response<super::ListImagesResponse>, tonic::Status>;
+        ) -> std::result::Result<
+            tonic::Response<super::ListImagesResponse>,
+            tonic::Status,
+        >;
         async fn remove_image(
             &self,
             request: tonic::Request<super::RemoveImageRequest>,
-        ) -> std::result::Result<tonic::Response<super::RemoveImageResponse>, tonic::Status>;
+        ) -> std::result::Result<
+            tonic::Response<super::RemoveImageResponse>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct AdminServer<T> {
@@ -415,7 +472,10 @@ pub mod admin_server {
                 max_encoding_message_size: None,
             }
         }
-        pub fn with_interceptor<F>(inner: T, interceptor: F) -> InterceptedService<Self, F>
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
         where
             F: tonic::service::Interceptor,
         {
@@ -470,15 +530,21 @@ pub mod admin_server {
                 "/pintle.admin.v1.Admin/Status" => {
                     #[allow(non_camel_case_types)]
                     struct StatusSvc<T: Admin>(pub Arc<T>);
-                    impl<T: Admin> tonic::server::UnaryService<super::StatusRequest> for StatusSvc<T> {
+                    impl<T: Admin> tonic::server::UnaryService<super::StatusRequest>
+                    for StatusSvc<T> {
                         type Response = super::StatusResponse;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::StatusRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Admin>::status(&inner, request).await };
+                            let fut = async move {
+                                <T as Admin>::status(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -507,17 +573,24 @@ pub mod admin_server {
                 "/pintle.admin.v1.Admin/Stop" => {
                     #[allow(non_camel_case_types)]
                     struct StopSvc<T: Admin>(pub Arc<T>);
-                    impl<T: Admin> tonic::server::ServerStreamingService<super::StopRequest> for StopSvc<T> {
+                    impl<
+                        T: Admin,
+                    > tonic::server::ServerStreamingService<super::StopRequest>
+                    for StopSvc<T> {
                         type Response = super::StopProgress;
                         type ResponseStream = T::StopStream;
-                        type Future =
-                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::StopRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Admin>::stop(&inner, request).await };
+                            let fut = async move {
+                                <T as Admin>::stop(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -546,20 +619,24 @@ pub mod admin_server {
                 "/pintle.admin.v1.Admin/ImportImage" => {
                     #[allow(non_camel_case_types)]
                     struct ImportImageSvc<T: Admin>(pub Arc<T>);
-                    impl<T: Admin> tonic::server::ServerStreamingService<super::ImportImageRequest>
-                        for ImportImageSvc<T>
-                    {
+                    impl<
+                        T: Admin,
+                    > tonic::server::ServerStreamingService<super::ImportImageRequest>
+                    for ImportImageSvc<T> {
                         type Response = super::ImageProgress;
                         type ResponseStream = T::ImportImageStream;
-                        type Future =
-                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::ImportImageRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Admin>::import_image(&inner, request).await };
+                            let fut = async move {
+                                <T as Admin>::import_image(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -588,18 +665,24 @@ pub mod admin_server {
                 "/pintle.admin.v1.Admin/PullImage" => {
                     #[allow(non_camel_case_types)]
                     struct PullImageSvc<T: Admin>(pub Arc<T>);
-                    impl<T: Admin> tonic::server::ServerStreamingService<super::PullImageRequest> for PullImageSvc<T> {
+                    impl<
+                        T: Admin,
+                    > tonic::server::ServerStreamingService<super::PullImageRequest>
+                    for PullImageSvc<T> {
                         type Response = super::ImageProgress;
                         type ResponseStream = T::PullImageStream;
-                        type Future =
-                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::PullImageRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Admin>::pull_image(&inner, request).await };
+                            let fut = async move {
+                                <T as Admin>::pull_image(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -628,16 +711,21 @@ pub mod admin_server {
                 "/pintle.admin.v1.Admin/ListImages" => {
                     #[allow(non_camel_case_types)]
                     struct ListImagesSvc<T: Admin>(pub Arc<T>);
-                    impl<T: Admin> tonic::server::UnaryService<super::ListImagesRequest> for ListImagesSvc<T> {
+                    impl<T: Admin> tonic::server::UnaryService<super::ListImagesRequest>
+                    for ListImagesSvc<T> {
                         type Response = super::ListImagesResponse;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::ListImagesRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Admin>::list_images(&inner, request).await };
+                            let fut = async move {
+                                <T as Admin>::list_images(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -666,16 +754,21 @@ pub mod admin_server {
                 "/pintle.admin.v1.Admin/RemoveImage" => {
                     #[allow(non_camel_case_types)]
                     struct RemoveImageSvc<T: Admin>(pub Arc<T>);
-                    impl<T: Admin> tonic::server::UnaryService<super::RemoveImageRequest> for RemoveImageSvc<T> {
+                    impl<T: Admin> tonic::server::UnaryService<super::RemoveImageRequest>
+                    for RemoveImageSvc<T> {
                         type Response = super::RemoveImageResponse;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::RemoveImageRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Admin>::remove_image(&inner, request).await };
+                            let fut = async move {
+                                <T as Admin>::remove_image(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -701,19 +794,25 @@ pub mod admin_server {
                     };
                     Box::pin(fut)
                 }
-                _ => Box::pin(async move {
-                    let mut response = http::Response::new(tonic::body::Body::default());
-                    let headers = response.headers_mut();
-                    headers.insert(
-                        tonic::Status::GRPC_STATUS,
-                        (tonic::Code::Unimplemented as i32).into(),
-                    );
-                    headers.insert(
-                        http::header::CONTENT_TYPE,
-                        tonic::metadata::GRPC_CONTENT_TYPE,
-                    );
-                    Ok(response)
-                }),
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
             }
         }
     }

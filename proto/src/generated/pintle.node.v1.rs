@@ -453,10 +453,10 @@ pub mod join_client {
         dead_code,
         missing_docs,
         clippy::wildcard_imports,
-        clippy::let_unit_value
+        clippy::let_unit_value,
     )]
-    use tonic::codegen::http::Uri;
     use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
     /// Turns a bootstrap token and a key made on the node into a client certificate.
     #[derive(Debug, Clone)]
     pub struct JoinClient<T> {
@@ -488,18 +488,22 @@ pub mod join_client {
             let inner = tonic::client::Grpc::with_origin(inner, origin);
             Self { inner }
         }
-        pub fn with_interceptor<F>(inner: T, interceptor: F) -> JoinClient<InterceptedService<T, F>>
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> JoinClient<InterceptedService<T, F>>
         where
             F: tonic::service::Interceptor,
             T::ResponseBody: Default,
             T: tonic::codegen::Service<
-                    http::Request<tonic::body::Body>,
-                    Response = http::Response<
-                        <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
-                    >,
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
                 >,
-            <T as tonic::codegen::Service<http::Request<tonic::body::Body>>>::Error:
-                Into<StdError> + std::marker::Send + std::marker::Sync,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
         {
             JoinClient::new(InterceptedService::new(inner, interceptor))
         }
@@ -538,14 +542,18 @@ pub mod join_client {
             &mut self,
             request: impl tonic::IntoRequest<super::JoinRequest>,
         ) -> std::result::Result<tonic::Response<super::JoinResponse>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static("/pintle.node.v1.Join/Join");
             let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("pintle.node.v1.Join", "Join"));
+            req.extensions_mut().insert(GrpcMethod::new("pintle.node.v1.Join", "Join"));
             self.inner.unary(req, path, codec).await
         }
     }
@@ -557,7 +565,7 @@ pub mod join_server {
         dead_code,
         missing_docs,
         clippy::wildcard_imports,
-        clippy::let_unit_value
+        clippy::let_unit_value,
     )]
     use tonic::codegen::*;
     /// Generated trait containing gRPC methods that should be implemented for use with JoinServer.
@@ -590,7 +598,10 @@ pub mod join_server {
                 max_encoding_message_size: None,
             }
         }
-        pub fn with_interceptor<F>(inner: T, interceptor: F) -> InterceptedService<Self, F>
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
         where
             F: tonic::service::Interceptor,
         {
@@ -645,15 +656,21 @@ pub mod join_server {
                 "/pintle.node.v1.Join/Join" => {
                     #[allow(non_camel_case_types)]
                     struct JoinSvc<T: Join>(pub Arc<T>);
-                    impl<T: Join> tonic::server::UnaryService<super::JoinRequest> for JoinSvc<T> {
+                    impl<T: Join> tonic::server::UnaryService<super::JoinRequest>
+                    for JoinSvc<T> {
                         type Response = super::JoinResponse;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::JoinRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Join>::join(&inner, request).await };
+                            let fut = async move {
+                                <T as Join>::join(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -679,19 +696,25 @@ pub mod join_server {
                     };
                     Box::pin(fut)
                 }
-                _ => Box::pin(async move {
-                    let mut response = http::Response::new(tonic::body::Body::default());
-                    let headers = response.headers_mut();
-                    headers.insert(
-                        tonic::Status::GRPC_STATUS,
-                        (tonic::Code::Unimplemented as i32).into(),
-                    );
-                    headers.insert(
-                        http::header::CONTENT_TYPE,
-                        tonic::metadata::GRPC_CONTENT_TYPE,
-                    );
-                    Ok(response)
-                }),
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
             }
         }
     }
@@ -720,10 +743,10 @@ pub mod node_session_client {
         dead_code,
         missing_docs,
         clippy::wildcard_imports,
-        clippy::let_unit_value
+        clippy::let_unit_value,
     )]
-    use tonic::codegen::http::Uri;
     use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
     #[derive(Debug, Clone)]
     pub struct NodeSessionClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -762,13 +785,14 @@ pub mod node_session_client {
             F: tonic::service::Interceptor,
             T::ResponseBody: Default,
             T: tonic::codegen::Service<
-                    http::Request<tonic::body::Body>,
-                    Response = http::Response<
-                        <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
-                    >,
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
                 >,
-            <T as tonic::codegen::Service<http::Request<tonic::body::Body>>>::Error:
-                Into<StdError> + std::marker::Send + std::marker::Sync,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
         {
             NodeSessionClient::new(InterceptedService::new(inner, interceptor))
         }
@@ -812,11 +836,18 @@ pub mod node_session_client {
             tonic::Response<tonic::codec::Streaming<super::ServerMessage>>,
             tonic::Status,
         > {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.node.v1.NodeSession/Session");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.node.v1.NodeSession/Session",
+            );
             let mut req = request.into_streaming_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("pintle.node.v1.NodeSession", "Session"));
@@ -831,11 +862,18 @@ pub mod node_session_client {
             tonic::Response<tonic::codec::Streaming<super::StreamFrame>>,
             tonic::Status,
         > {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.node.v1.NodeSession/Stream");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.node.v1.NodeSession/Stream",
+            );
             let mut req = request.into_streaming_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("pintle.node.v1.NodeSession", "Stream"));
@@ -850,7 +888,7 @@ pub mod node_session_server {
         dead_code,
         missing_docs,
         clippy::wildcard_imports,
-        clippy::let_unit_value
+        clippy::let_unit_value,
     )]
     use tonic::codegen::*;
     /// Generated trait containing gRPC methods that should be implemented for use with NodeSessionServer.
@@ -859,7 +897,8 @@ pub mod node_session_server {
         /// Server streaming response type for the Session method.
         type SessionStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::ServerMessage, tonic::Status>,
-            > + std::marker::Send
+            >
+            + std::marker::Send
             + 'static;
         /// One per node, opened by the agent, held for as long as it lives. The first
         /// agent message is Hello, the first server message is Welcome.
@@ -870,7 +909,8 @@ pub mod node_session_server {
         /// Server streaming response type for the Stream method.
         type StreamStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::StreamFrame, tonic::Status>,
-            > + std::marker::Send
+            >
+            + std::marker::Send
             + 'static;
         /// Carries one logs/exec/attach/port-forward stream that the server asked for
         /// with OpenStream. The first frame from the agent names its id.
@@ -900,7 +940,10 @@ pub mod node_session_server {
                 max_encoding_message_size: None,
             }
         }
-        pub fn with_interceptor<F>(inner: T, interceptor: F) -> InterceptedService<Self, F>
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
         where
             F: tonic::service::Interceptor,
         {
@@ -955,18 +998,26 @@ pub mod node_session_server {
                 "/pintle.node.v1.NodeSession/Session" => {
                     #[allow(non_camel_case_types)]
                     struct SessionSvc<T: NodeSession>(pub Arc<T>);
-                    impl<T: NodeSession> tonic::server::StreamingService<super::AgentMessage> for SessionSvc<T> {
+                    impl<
+                        T: NodeSession,
+                    > tonic::server::StreamingService<super::AgentMessage>
+                    for SessionSvc<T> {
                         type Response = super::ServerMessage;
                         type ResponseStream = T::SessionStream;
-                        type Future =
-                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<tonic::Streaming<super::AgentMessage>>,
+                            request: tonic::Request<
+                                tonic::Streaming<super::AgentMessage>,
+                            >,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as NodeSession>::session(&inner, request).await };
+                            let fut = async move {
+                                <T as NodeSession>::session(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -995,18 +1046,24 @@ pub mod node_session_server {
                 "/pintle.node.v1.NodeSession/Stream" => {
                     #[allow(non_camel_case_types)]
                     struct StreamSvc<T: NodeSession>(pub Arc<T>);
-                    impl<T: NodeSession> tonic::server::StreamingService<super::StreamFrame> for StreamSvc<T> {
+                    impl<
+                        T: NodeSession,
+                    > tonic::server::StreamingService<super::StreamFrame>
+                    for StreamSvc<T> {
                         type Response = super::StreamFrame;
                         type ResponseStream = T::StreamStream;
-                        type Future =
-                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<tonic::Streaming<super::StreamFrame>>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as NodeSession>::stream(&inner, request).await };
+                            let fut = async move {
+                                <T as NodeSession>::stream(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -1032,19 +1089,25 @@ pub mod node_session_server {
                     };
                     Box::pin(fut)
                 }
-                _ => Box::pin(async move {
-                    let mut response = http::Response::new(tonic::body::Body::default());
-                    let headers = response.headers_mut();
-                    headers.insert(
-                        tonic::Status::GRPC_STATUS,
-                        (tonic::Code::Unimplemented as i32).into(),
-                    );
-                    headers.insert(
-                        http::header::CONTENT_TYPE,
-                        tonic::metadata::GRPC_CONTENT_TYPE,
-                    );
-                    Ok(response)
-                }),
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
             }
         }
     }

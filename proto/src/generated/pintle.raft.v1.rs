@@ -45,10 +45,10 @@ pub mod raft_client {
         dead_code,
         missing_docs,
         clippy::wildcard_imports,
-        clippy::let_unit_value
+        clippy::let_unit_value,
     )]
-    use tonic::codegen::http::Uri;
     use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
     #[derive(Debug, Clone)]
     pub struct RaftClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -79,18 +79,22 @@ pub mod raft_client {
             let inner = tonic::client::Grpc::with_origin(inner, origin);
             Self { inner }
         }
-        pub fn with_interceptor<F>(inner: T, interceptor: F) -> RaftClient<InterceptedService<T, F>>
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> RaftClient<InterceptedService<T, F>>
         where
             F: tonic::service::Interceptor,
             T::ResponseBody: Default,
             T: tonic::codegen::Service<
-                    http::Request<tonic::body::Body>,
-                    Response = http::Response<
-                        <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
-                    >,
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
                 >,
-            <T as tonic::codegen::Service<http::Request<tonic::body::Body>>>::Error:
-                Into<StdError> + std::marker::Send + std::marker::Sync,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
         {
             RaftClient::new(InterceptedService::new(inner, interceptor))
         }
@@ -129,11 +133,18 @@ pub mod raft_client {
             &mut self,
             request: impl tonic::IntoRequest<super::RaftRequest>,
         ) -> std::result::Result<tonic::Response<super::RaftResponse>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.raft.v1.Raft/AppendEntries");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.raft.v1.Raft/AppendEntries",
+            );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("pintle.raft.v1.Raft", "AppendEntries"));
@@ -143,14 +154,18 @@ pub mod raft_client {
             &mut self,
             request: impl tonic::IntoRequest<super::RaftRequest>,
         ) -> std::result::Result<tonic::Response<super::RaftResponse>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static("/pintle.raft.v1.Raft/Vote");
             let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("pintle.raft.v1.Raft", "Vote"));
+            req.extensions_mut().insert(GrpcMethod::new("pintle.raft.v1.Raft", "Vote"));
             self.inner.unary(req, path, codec).await
         }
         /// Chunks of one snapshot, in order; the first carries the header.
@@ -158,11 +173,18 @@ pub mod raft_client {
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::SnapshotChunk>,
         ) -> std::result::Result<tonic::Response<super::RaftResponse>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.raft.v1.Raft/InstallSnapshot");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.raft.v1.Raft/InstallSnapshot",
+            );
             let mut req = request.into_streaming_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("pintle.raft.v1.Raft", "InstallSnapshot"));
@@ -177,7 +199,7 @@ pub mod raft_server {
         dead_code,
         missing_docs,
         clippy::wildcard_imports,
-        clippy::let_unit_value
+        clippy::let_unit_value,
     )]
     use tonic::codegen::*;
     /// Generated trait containing gRPC methods that should be implemented for use with RaftServer.
@@ -218,7 +240,10 @@ pub mod raft_server {
                 max_encoding_message_size: None,
             }
         }
-        pub fn with_interceptor<F>(inner: T, interceptor: F) -> InterceptedService<Self, F>
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
         where
             F: tonic::service::Interceptor,
         {
@@ -273,16 +298,21 @@ pub mod raft_server {
                 "/pintle.raft.v1.Raft/AppendEntries" => {
                     #[allow(non_camel_case_types)]
                     struct AppendEntriesSvc<T: Raft>(pub Arc<T>);
-                    impl<T: Raft> tonic::server::UnaryService<super::RaftRequest> for AppendEntriesSvc<T> {
+                    impl<T: Raft> tonic::server::UnaryService<super::RaftRequest>
+                    for AppendEntriesSvc<T> {
                         type Response = super::RaftResponse;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::RaftRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Raft>::append_entries(&inner, request).await };
+                            let fut = async move {
+                                <T as Raft>::append_entries(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -311,15 +341,21 @@ pub mod raft_server {
                 "/pintle.raft.v1.Raft/Vote" => {
                     #[allow(non_camel_case_types)]
                     struct VoteSvc<T: Raft>(pub Arc<T>);
-                    impl<T: Raft> tonic::server::UnaryService<super::RaftRequest> for VoteSvc<T> {
+                    impl<T: Raft> tonic::server::UnaryService<super::RaftRequest>
+                    for VoteSvc<T> {
                         type Response = super::RaftResponse;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::RaftRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Raft>::vote(&inner, request).await };
+                            let fut = async move {
+                                <T as Raft>::vote(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -348,18 +384,25 @@ pub mod raft_server {
                 "/pintle.raft.v1.Raft/InstallSnapshot" => {
                     #[allow(non_camel_case_types)]
                     struct InstallSnapshotSvc<T: Raft>(pub Arc<T>);
-                    impl<T: Raft> tonic::server::ClientStreamingService<super::SnapshotChunk>
-                        for InstallSnapshotSvc<T>
-                    {
+                    impl<
+                        T: Raft,
+                    > tonic::server::ClientStreamingService<super::SnapshotChunk>
+                    for InstallSnapshotSvc<T> {
                         type Response = super::RaftResponse;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<tonic::Streaming<super::SnapshotChunk>>,
+                            request: tonic::Request<
+                                tonic::Streaming<super::SnapshotChunk>,
+                            >,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Raft>::install_snapshot(&inner, request).await };
+                            let fut = async move {
+                                <T as Raft>::install_snapshot(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -385,19 +428,25 @@ pub mod raft_server {
                     };
                     Box::pin(fut)
                 }
-                _ => Box::pin(async move {
-                    let mut response = http::Response::new(tonic::body::Body::default());
-                    let headers = response.headers_mut();
-                    headers.insert(
-                        tonic::Status::GRPC_STATUS,
-                        (tonic::Code::Unimplemented as i32).into(),
-                    );
-                    headers.insert(
-                        http::header::CONTENT_TYPE,
-                        tonic::metadata::GRPC_CONTENT_TYPE,
-                    );
-                    Ok(response)
-                }),
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
             }
         }
     }
