@@ -3,6 +3,7 @@
 //! xtask is the project's only script language. Each task is one module; all of them find
 //! what they need through [`target_dir`] and run programs through [`command`].
 
+mod build_ebpf;
 mod codegen;
 mod command;
 mod images;
@@ -28,6 +29,8 @@ struct Cli {
 enum Task {
     /// Install what building, the demo and the tests need and this machine lacks
     Setup,
+    /// Compile the BPF programs into target/bpf/
+    BuildEbpf,
     /// Build the demo's images from Debian packages into target/images/
     Images,
     /// Check the house rules: arrows between crates, file length, module docs
@@ -51,6 +54,7 @@ fn main() -> Result<()> {
     let workspace = workspace();
     match Cli::parse().task {
         Task::Setup => setup::run_setup(&workspace),
+        Task::BuildEbpf => build_ebpf::run(&workspace).map(drop),
         Task::Images => images::run(&workspace).map(drop),
         Task::Tidy => tidy::run(&workspace),
         Task::Codegen => codegen::run(&workspace),

@@ -47,11 +47,10 @@ pub mod map {
 /// Names of the programs in the object.
 pub mod program {
     /// Programs on the cgroup hook, which are also the names of their link pins.
-    pub const CGROUP: [&str; 8] = [
+    pub const CGROUP: [&str; 7] = [
         "connect4",
         "connect6",
         "sendmsg4",
-        "sendmsg6",
         "recvmsg4",
         "recvmsg6",
         "getpeername4",
