@@ -1,0 +1,3 @@
+//! What a request asks: its path, its options, its body and the form of the answer.
+
+pub mod options;

@@ -1,0 +1,88 @@
+//! Layout of the store's keys.
+//!
+//! `/registry/RESOURCE[.GROUP]/[NAMESPACE/]NAME` holds objects; `/ranges/POOL/VALUE` holds
+//! which object owns a unique value (a cluster IP, a node port), written in the same
+//! transaction as the object.
+
+use bytes::Bytes;
+
+/// First key of everything the API stores.
+pub const ROOT: &[u8] = b"/";
+/// First key after everything the API stores.
+pub const ROOT_END: &[u8] = b"0";
+/// Prefix of objects.
+pub const REGISTRY: &str = "/registry/";
+
+/// Prefix of a resource's objects.
+pub fn resource(group: &str, plural: &str) -> String {
+    if group.is_empty() {
+        format!("{REGISTRY}{plural}/")
+    } else {
+        format!("{REGISTRY}{plural}.{group}/")
+    }
+}
+
+/// Key of an object below its resource's prefix.
+pub fn object(prefix: &str, namespace: Option<&str>, name: &str) -> Bytes {
+    match namespace {
+        Some(namespace) => format!("{prefix}{namespace}/{name}").into(),
+        None => format!("{prefix}{name}").into(),
+    }
+}
+
+/// Prefix of the objects of one namespace, or of all of them.
+pub fn scope(prefix: &str, namespace: Option<&str>) -> String {
+    match namespace {
+        Some(namespace) => format!("{prefix}{namespace}/"),
+        None => prefix.to_owned(),
+    }
+}
+
+/// The first key after every key that starts with `prefix`.
+pub fn prefix_end(prefix: &[u8]) -> Bytes {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end.into();
+        }
+    }
+    Bytes::from_static(ROOT_END)
+}
+
+/// The resource prefix a key lies under.
+pub fn resource_of(key: &[u8]) -> Option<&str> {
+    let rest = key.strip_prefix(REGISTRY.as_bytes())?;
+    let slash = rest.iter().position(|byte| *byte == b'/')?;
+    std::str::from_utf8(&key[..=REGISTRY.len() + slash]).ok()
+}
+
+/// Key that says who owns a cluster IP.
+pub fn service_ip(ip: std::net::IpAddr) -> Bytes {
+    format!("/ranges/serviceips/{ip}").into()
+}
+
+/// Key that says who owns a node port.
+pub fn node_port(port: u16) -> Bytes {
+    format!("/ranges/nodeports/{port}").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_objects_lie_under_their_resource() {
+        let prefix = resource("apps", "deployments");
+        let key = object(&prefix, Some("default"), "web");
+        assert_eq!(&key[..], b"/registry/deployments.apps/default/web");
+        assert_eq!(resource_of(&key), Some(prefix.as_str()));
+        assert_eq!(resource_of(b"/ranges/nodeports/30000"), None);
+    }
+
+    #[test]
+    fn the_end_of_a_prefix_follows_all_its_keys() {
+        assert_eq!(&prefix_end(b"/registry/pods/")[..], b"/registry/pods0");
+        assert_eq!(&prefix_end(b"a\xff")[..], b"b");
+    }
+}
