@@ -17,10 +17,15 @@
 mod clock;
 pub mod config;
 mod files;
+pub mod identity;
 pub mod join;
 pub mod kubeconfig;
 pub mod pki;
+pub mod run;
+pub mod server;
 pub mod service_account;
+pub mod session;
 pub mod token;
 
 pub use config::{Cidr, ControlPlaneConfig};
+pub use run::{BuildError, ControlPlane, RunError};

@@ -1,0 +1,472 @@
+//! Builds a control plane from its configuration and runs it.
+//!
+//! Watches nothing itself: it starts, in this order, the listeners' sockets, the PKI, the store
+//! and the API, then serves and lets controllers and the scheduler react to what is stored.
+//! Nothing on the machine is changed before everything that could be refused was checked.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pintle_api::auth::UserInfo;
+use pintle_api::client::Client;
+use pintle_api::clock::SystemClock;
+use pintle_api::server::{ApiConfig, ApiError, ApiServer, VersionInfo};
+use pintle_proto::MAX_MESSAGE_BYTES;
+use pintle_proto::admin::{Check, Health};
+use pintle_proto::node::ClusterSettings;
+use pintle_proto::node::join_server::JoinServer as JoinService;
+use pintle_proto::node::node_session_server::NodeSessionServer;
+use pintle_store::{Store, StoreConfig, StoreError};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::service::Routes;
+
+use crate::config::{ConfigError, ControlPlaneConfig};
+use crate::identity::{BoundTokenVerifier, IdentityEndpoints, Minter};
+use crate::join::JoinServer;
+use crate::pki::{Pki, PkiError, ServingNames};
+use crate::server::{self, Services};
+use crate::service_account::{ServiceAccountTokens, TokenError};
+use crate::session::{SessionServer, Sessions};
+use crate::token::BootstrapTokens;
+use crate::{clock, files, kubeconfig};
+
+/// The Kubernetes version that is served.
+pub const KUBERNETES_VERSION: &str = "v1.36.0+pintle";
+/// A node has this long to join with the token of a start.
+const BOOTSTRAP_TOKEN_TTL: Duration = Duration::from_secs(60 * 60);
+/// How often the serving certificate is looked at.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Why a control plane cannot be built; each says which option to change.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A setting cannot work.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The API cannot listen.
+    #[error("{option} {value}: cannot listen on {address}")]
+    Listen {
+        /// The option to change.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What was tried.
+        address: SocketAddr,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A file or directory cannot be used.
+    #[error("{option} {path}: not usable", path = path.display())]
+    Path {
+        /// The option to change.
+        option: &'static str,
+        /// Its value.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The cluster's keys cannot be used.
+    #[error("--data-dir {path}: the cluster's keys are not usable", path = path.display())]
+    Pki {
+        /// The data directory.
+        path: PathBuf,
+        /// Why.
+        source: PkiError,
+    },
+    /// The store cannot be opened.
+    #[error("--data-dir {path}: the cluster's state is not usable", path = path.display())]
+    Store {
+        /// The data directory.
+        path: PathBuf,
+        /// Why.
+        source: StoreError,
+    },
+    /// The token signing key cannot be used.
+    #[error(transparent)]
+    Tokens(#[from] TokenError),
+    /// The API cannot start.
+    #[error("start the API")]
+    Api(#[from] ApiError),
+}
+
+/// Why a control plane stopped by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// TLS could not be set up.
+    #[error("set up TLS")]
+    Tls(#[source] PkiError),
+    /// The control plane runs already, or ran.
+    #[error("the control plane was started twice")]
+    Started,
+}
+
+/// A control plane. Clones share it.
+#[derive(Clone)]
+pub struct ControlPlane {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: ControlPlaneConfig,
+    address: SocketAddr,
+    store: Store,
+    api: ApiServer,
+    pki: Arc<Pki>,
+    bootstrap: Arc<BootstrapTokens>,
+    tokens: Arc<ServiceAccountTokens>,
+    authenticator: Arc<BoundTokenVerifier>,
+    sessions: Sessions,
+    settings: ClusterSettings,
+    listeners: Mutex<Option<Vec<TcpListener>>>,
+    ready: watch::Sender<bool>,
+}
+
+impl std::fmt::Debug for ControlPlane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ControlPlane")
+            .field("address", &self.inner.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ControlPlane {
+    /// Checks the configuration and the machine, binds the listeners, opens keys and store,
+    /// builds the API and writes the administrator's kubeconfig. Clients that connect from now
+    /// on are served as soon as [`run`](Self::run) is called.
+    pub async fn build(config: ControlPlaneConfig) -> Result<Self, BuildError> {
+        config.check()?;
+        let (address, listeners) = listen(&config)?;
+        check_paths(&config)?;
+
+        let state_dir = config.state_dir();
+        files::create_private_directory(&state_dir).map_err(|source| BuildError::Path {
+            option: "--data-dir",
+            path: config.data_dir.clone(),
+            source,
+        })?;
+        let store = Store::open(StoreConfig {
+            data_dir: state_dir.clone(),
+            ..StoreConfig::default()
+        })
+        .await
+        .map_err(|source| BuildError::Store {
+            path: config.data_dir.clone(),
+            source,
+        })?;
+        let names = ServingNames::new(
+            &config.cluster_domain,
+            &config.node_name,
+            &[
+                config.bind,
+                config.advertise_address(),
+                config.pod_gateway(),
+                config.api_service_address(),
+            ],
+        );
+        let pki = Pki::open(&state_dir.join("pki"), names, clock::now()).map_err(|source| {
+            BuildError::Pki {
+                path: config.data_dir.clone(),
+                source,
+            }
+        })?;
+        let tokens = Arc::new(ServiceAccountTokens::new(
+            &config.cluster_domain,
+            pki.service_account_key(),
+        )?);
+        let sessions = Sessions::default();
+        let authenticator = Arc::new(BoundTokenVerifier::new(Arc::clone(&tokens)));
+        let api = Box::pin(ApiServer::build(ApiConfig {
+            store: store.clone(),
+            service_cidr: config.service_cidr.to_string(),
+            node_ports: (30000, 32767),
+            cluster_domain: config.cluster_domain.clone(),
+            advertise: Some((config.advertise_address(), address.port())),
+            authenticator: authenticator.authenticator(),
+            token_issuer: Arc::new(Minter(Arc::clone(&tokens))),
+            node_proxy: Arc::new(sessions.clone()),
+            version: version(),
+            clock: Arc::new(SystemClock),
+        }))
+        .await?;
+        authenticator.look_up_through(&api.client(UserInfo::apiserver()));
+
+        let text = kubeconfig::render(
+            config.local_endpoint(address.port()),
+            pki.ca_pem(),
+            pki.admin(),
+        );
+        kubeconfig::write(&config.kubeconfig, &text).map_err(|source| BuildError::Path {
+            option: "--kubeconfig",
+            path: config.kubeconfig.clone(),
+            source,
+        })?;
+        let settings = ClusterSettings {
+            cluster_id: store.cluster_id().to_owned(),
+            cluster_domain: config.cluster_domain.clone(),
+            cluster_dns: config.cluster_dns().to_string(),
+            service_cidr: config.service_cidr.to_string(),
+            pod_cidr: config.pod_cidr.to_string(),
+        };
+        Ok(Self {
+            inner: Arc::new(Inner {
+                config,
+                address,
+                store,
+                api,
+                pki: Arc::new(pki),
+                bootstrap: Arc::default(),
+                tokens,
+                authenticator,
+                sessions,
+                settings,
+                listeners: Mutex::new(Some(listeners)),
+                ready: watch::Sender::new(false),
+            }),
+        })
+    }
+
+    /// Serves until `shutdown`, then drains and closes the store.
+    pub async fn run(&self, shutdown: CancellationToken) -> Result<(), RunError> {
+        let inner = &self.inner;
+        let listeners = inner.listeners.lock().take().ok_or(RunError::Started)?;
+        let tls = Arc::new(inner.pki.server_tls().map_err(RunError::Tls)?);
+        let tasks = TaskTracker::new();
+        let services = Services {
+            rest: self.rest(),
+            grpc: self.grpc(&shutdown, &tasks),
+        };
+        let api = inner.api.clone();
+        let api_shutdown = CancellationToken::new();
+        let stop_api = api_shutdown.clone();
+        let api_task = tasks.spawn(async move { api.run(stop_api).await });
+        tasks.spawn(renew_certificates(Arc::clone(&inner.pki), shutdown.clone()));
+        inner.ready.send_replace(true);
+        tracing::info!(address = %inner.address, "the API is served");
+        server::serve(listeners, tls, services, shutdown).await;
+
+        inner.ready.send_replace(false);
+        api_shutdown.cancel();
+        if let Err(error) = api_task.await {
+            tracing::error!(%error, "the API ended badly");
+        }
+        tasks.close();
+        tasks.wait().await;
+        inner.store.shutdown().await;
+        Ok(())
+    }
+
+    /// True while the API is served.
+    pub fn ready(&self) -> watch::Receiver<bool> {
+        self.inner.ready.subscribe()
+    }
+
+    /// A client in this process, acting as `user`.
+    pub fn client(&self, user: UserInfo) -> Client {
+        self.inner.api.client(user)
+    }
+
+    /// Where the API listens, for clients on this machine.
+    pub fn address(&self) -> SocketAddr {
+        self.inner.config.local_endpoint(self.inner.address.port())
+    }
+
+    /// The cluster's CA certificate, PEM.
+    pub fn ca_pem(&self) -> &str {
+        self.inner.pki.ca_pem()
+    }
+
+    /// A token with which a node may join within the next hour.
+    pub fn bootstrap_token(&self) -> String {
+        self.inner
+            .bootstrap
+            .issue(BOOTSTRAP_TOKEN_TTL, clock::now())
+    }
+
+    /// What a node needs to know of the cluster.
+    pub fn settings(&self) -> &ClusterSettings {
+        &self.inner.settings
+    }
+
+    /// Names of the nodes that have a session.
+    pub fn connected_nodes(&self) -> Vec<String> {
+        self.inner.sessions.connected()
+    }
+
+    /// What `pintle status` shows of the control plane.
+    pub fn status(&self) -> Vec<Check> {
+        let serving = *self.inner.ready.borrow();
+        let api = check(
+            "control plane",
+            "api",
+            serving,
+            format!(
+                "https://{}, Kubernetes {KUBERNETES_VERSION}",
+                self.address()
+            ),
+            "see the log of `pintle up` for why it stopped",
+        );
+        let health = self.inner.store.health();
+        let store = check(
+            "control plane",
+            "store",
+            health.failure.is_none() && health.leader.is_some(),
+            health.failure.clone().unwrap_or_else(|| {
+                format!(
+                    "revision {}, log {} KiB",
+                    health.revision,
+                    health.log_bytes / 1024
+                )
+            }),
+            "free disk space or repair the disk under --data-dir, then restart `pintle up`",
+        );
+        let nodes = self.connected_nodes();
+        let sessions = check(
+            "control plane",
+            "node sessions",
+            !nodes.is_empty(),
+            if nodes.is_empty() {
+                "no node is connected".to_owned()
+            } else {
+                nodes.join(", ")
+            },
+            "an agent connects by itself; its log says what keeps it from doing so",
+        );
+        vec![api, store, sessions]
+    }
+
+    fn rest(&self) -> axum::Router {
+        let endpoints = IdentityEndpoints {
+            tokens: Arc::clone(&self.inner.tokens),
+            authenticator: self.inner.authenticator.authenticator(),
+        };
+        self.inner.api.router().merge(endpoints.router())
+    }
+
+    fn grpc(&self, shutdown: &CancellationToken, tasks: &TaskTracker) -> axum::Router {
+        let join = JoinServer {
+            pki: Arc::clone(&self.inner.pki),
+            tokens: Arc::clone(&self.inner.bootstrap),
+            settings: self.inner.settings.clone(),
+        };
+        let session = SessionServer {
+            client: self.client(UserInfo::apiserver()),
+            sessions: self.inner.sessions.clone(),
+            tokens: Arc::clone(&self.inner.tokens),
+            settings: self.inner.settings.clone(),
+            server_version: KUBERNETES_VERSION.to_owned(),
+            shutdown: shutdown.clone(),
+            tasks: tasks.clone(),
+        };
+        Routes::new(JoinService::new(join))
+            .add_service(
+                NodeSessionServer::new(session)
+                    .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                    .max_encoding_message_size(MAX_MESSAGE_BYTES),
+            )
+            .into_axum_router()
+    }
+}
+
+/// Binds the API's address and, where pods could not reach that one, the pod gateway's.
+fn listen(config: &ControlPlaneConfig) -> Result<(SocketAddr, Vec<TcpListener>), BuildError> {
+    let wanted = SocketAddr::new(config.bind, config.port);
+    let failed = |address: SocketAddr, source: io::Error| {
+        let (option, value) = if source.kind() == io::ErrorKind::AddrNotAvailable {
+            ("--bind", config.bind.to_string())
+        } else {
+            ("--port", config.port.to_string())
+        };
+        BuildError::Listen {
+            option,
+            value,
+            address,
+            source,
+        }
+    };
+    let main = server::bind(wanted, false).map_err(|source| failed(wanted, source))?;
+    let address = main.local_addr().map_err(|source| failed(wanted, source))?;
+    let mut listeners = vec![main];
+    if config.needs_gateway_listener() {
+        let gateway = SocketAddr::new(config.pod_gateway(), address.port());
+        listeners.push(server::bind(gateway, true).map_err(|source| failed(gateway, source))?);
+    }
+    Ok((address, listeners))
+}
+
+fn check_paths(config: &ControlPlaneConfig) -> Result<(), BuildError> {
+    files::check_creatable(&config.state_dir()).map_err(|source| BuildError::Path {
+        option: "--data-dir",
+        path: config.data_dir.clone(),
+        source,
+    })?;
+    let unusable = |source| BuildError::Path {
+        option: "--kubeconfig",
+        path: config.kubeconfig.clone(),
+        source,
+    };
+    if config.kubeconfig.is_dir() {
+        return Err(unusable(io::Error::from(io::ErrorKind::IsADirectory)));
+    }
+    match config.kubeconfig.parent() {
+        Some(parent) => files::check_creatable(parent).map_err(unusable),
+        None => Ok(()),
+    }
+}
+
+async fn renew_certificates(pki: Arc<Pki>, shutdown: CancellationToken) {
+    while shutdown
+        .run_until_cancelled(tokio::time::sleep(RENEWAL_INTERVAL))
+        .await
+        .is_some()
+    {
+        match pki.renew_serving(clock::now()) {
+            Ok(true) => tracing::info!("the API's serving certificate was renewed"),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "renew certificate"
+                );
+            }
+        }
+    }
+}
+
+fn version() -> VersionInfo {
+    VersionInfo {
+        major: "1".to_owned(),
+        minor: "36".to_owned(),
+        git_version: KUBERNETES_VERSION.to_owned(),
+        git_commit: String::new(),
+        git_tree_state: "clean".to_owned(),
+        build_date: "1970-01-01T00:00:00Z".to_owned(),
+        go_version: String::new(),
+        compiler: "rustc".to_owned(),
+        platform: format!(
+            "{}/{}",
+            std::env::consts::OS,
+            match std::env::consts::ARCH {
+                "x86_64" => "amd64",
+                "aarch64" => "arm64",
+                other => other,
+            }
+        ),
+    }
+}
+
+fn check(component: &str, name: &str, healthy: bool, detail: String, hint: &str) -> Check {
+    Check {
+        component: component.to_owned(),
+        name: name.to_owned(),
+        health: if healthy { Health::Ok } else { Health::Failed }.into(),
+        detail,
+        hint: if healthy { "" } else { hint }.to_owned(),
+    }
+}
