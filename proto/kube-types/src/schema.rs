@@ -11,6 +11,13 @@ use serde_json::Value;
 
 use crate::gvk::{GroupVersion, GroupVersionKind};
 
+mod build;
+mod check;
+mod keys;
+mod kinds;
+mod normal;
+mod openapi;
+
 /// The type of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schema {
@@ -132,35 +139,308 @@ impl SchemaReport {
 
 /// The schema of a built-in kind, built on first use.
 pub fn schema_for(gvk: &GroupVersionKind) -> Option<Arc<Schema>> {
-    let _ = gvk;
-    None
+    build::schema_for(gvk)
+}
+
+/// A schema from the OpenAPI v3 schema of a custom resource, with its `x-kubernetes-*` extensions.
+pub fn from_openapi(source: &Value) -> Arc<Schema> {
+    build::from_openapi(source)
 }
 
 /// The built-in kinds there are schemas for.
 pub fn known_kinds() -> Vec<GroupVersionKind> {
-    Vec::new()
+    kinds::KINDS
+        .iter()
+        .map(|k| GroupVersionKind::of(k.group, k.version, k.kind))
+        .collect()
 }
 
 /// Compares a value with its schema.
 pub fn check(schema: &Schema, value: &Value) -> SchemaReport {
-    let _ = (schema, value);
-    SchemaReport::default()
+    check::check(schema, value)
 }
 
 /// Drops unknown fields and nulls.
 pub fn prune(schema: &Schema, value: &mut Value) {
-    let _ = (schema, value);
+    normal::prune(schema, value);
 }
 
 /// Drops unknown fields, nulls and empty optional lists and maps, and writes quantities and times in
 /// their canonical form: what Kubernetes' decoding and encoding does to an object.
 pub fn normalise(schema: &Schema, value: &mut Value) {
-    let _ = (schema, value);
+    normal::normalise(schema, value);
 }
 
 /// `components.schemas` of one group and version for `/openapi/v3`, with descriptions and
 /// `x-kubernetes-*` extensions; `None` where nothing is known of it.
 pub fn openapi_definitions(gv: &GroupVersion) -> Option<Value> {
-    let _ = gv;
-    None
+    openapi::definitions(gv)
+}
+
+/// The value an element of a keyed list counts as having where it lacks a key field.
+pub fn key_default(key: &str) -> Option<&'static str> {
+    keys::KEY_DEFAULTS
+        .iter()
+        .find(|(k, _)| *k == key)
+        .map(|(_, value)| *value)
+}
+
+impl Schema {
+    /// The fields, where this is a struct.
+    pub fn fields(&self) -> Option<&BTreeMap<Box<str>, Field>> {
+        match &self.shape {
+            Shape::Struct(fields) => Some(fields),
+            _ => None,
+        }
+    }
+
+    /// A field, where this is a struct that has it.
+    pub fn field(&self, name: &str) -> Option<&Field> {
+        self.fields()?.get(name)
+    }
+
+    /// The type of a named member: a field of a struct or any value of a map.
+    pub fn member(&self, name: &str) -> Option<&Schema> {
+        match &self.shape {
+            Shape::Struct(fields) => fields.get(name).map(|f| f.schema.as_ref()),
+            Shape::Map(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// The type of the items, where this is a list.
+    pub fn items(&self) -> Option<&Schema> {
+        match &self.shape {
+            Shape::List(items) => Some(items),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn deployment() -> Arc<Schema> {
+        schema_for(&GroupVersionKind::of("apps", "v1", "Deployment")).expect("built in")
+    }
+
+    fn type_error(value: &Value) -> String {
+        let report = check(&deployment(), value);
+        report.type_errors.first().cloned().unwrap_or_default()
+    }
+
+    #[test]
+    fn every_kind_builds_and_is_cached() {
+        for gvk in known_kinds() {
+            let schema = schema_for(&gvk).expect("built in");
+            assert!(schema.fields().is_some(), "{gvk}");
+            assert!(Arc::ptr_eq(&schema, &schema_for(&gvk).expect("built in")));
+        }
+        assert!(schema_for(&GroupVersionKind::of("apps", "v1", "Nothing")).is_none());
+    }
+
+    #[test]
+    fn every_row_of_the_table_names_a_field() {
+        let mut names: BTreeMap<String, Arc<Schema>> = BTreeMap::new();
+        fn collect(schema: &Arc<Schema>, names: &mut BTreeMap<String, Arc<Schema>>) {
+            if !schema.name.is_empty()
+                && names
+                    .insert(
+                        build::short_name(&schema.name).to_owned(),
+                        Arc::clone(schema),
+                    )
+                    .is_some()
+            {
+                return;
+            }
+            match &schema.shape {
+                Shape::Struct(fields) => fields.values().for_each(|f| collect(&f.schema, names)),
+                Shape::Map(inner) | Shape::List(inner) => collect(inner, names),
+                _ => {}
+            }
+        }
+        for gvk in known_kinds() {
+            collect(&schema_for(&gvk).expect("built in"), &mut names);
+        }
+        for (definition, field, _, _) in keys::MERGE {
+            // Types of kinds that are not served are allowed in the table.
+            if let Some(schema) = names.get(*definition)
+                && !field.is_empty()
+            {
+                assert!(schema.field(field).is_some(), "{definition}.{field}");
+            }
+        }
+    }
+
+    #[test]
+    fn merge_keys_are_there() {
+        let schema = deployment();
+        let pod = schema
+            .member("spec")
+            .and_then(|s| s.member("template"))
+            .and_then(|s| s.member("spec"))
+            .expect("a pod spec");
+        let containers = pod.field("containers").expect("a field");
+        assert!(containers.patch.merge);
+        assert_eq!(containers.patch.merge_key.as_deref(), Some("name"));
+        assert_eq!(containers.list, ListType::Map(vec!["name".into()]));
+        let volumes = pod.field("volumes").expect("a field");
+        assert!(volumes.patch.retain_keys);
+        assert!(!pod.field("tolerations").expect("a field").patch.merge);
+        let selector = schema
+            .member("spec")
+            .and_then(|s| s.field("selector"))
+            .expect("a field");
+        assert!(selector.atomic);
+    }
+
+    #[test]
+    fn unknown_fields_as_strict_decoding_names_them() {
+        let report = check(
+            &deployment(),
+            &json!({"foo": 1, "metadata": {"labels": {"x": "y"}}, "spec": {"template": {"spec": {"containers": [
+                {"name": "a", "imagee": "b"}
+            ]}}}}),
+        );
+        assert_eq!(
+            report.unknown,
+            [
+                r#"unknown field "foo""#,
+                r#"unknown field "spec.template.spec.containers[0].imagee""#
+            ]
+        );
+        let gvk = GroupVersionKind::of("apps", "v1", "Deployment");
+        let status = report.into_result(&gvk, true).expect_err("strict");
+        assert_eq!(status.code, 400);
+        assert_eq!(
+            status.message,
+            r#"Deployment in version "v1" cannot be handled as a Deployment: strict decoding error: unknown field "foo", unknown field "spec.template.spec.containers[0].imagee""#
+        );
+    }
+
+    #[test]
+    fn wrong_types_in_the_words_of_go() {
+        for (value, want) in [
+            (
+                json!({"spec": {"replicas": "3"}}),
+                "json: cannot unmarshal string into Go struct field DeploymentSpec.spec.replicas of type int32",
+            ),
+            (
+                json!({"spec": {"replicas": 1.5}}),
+                "json: cannot unmarshal number 1.5 into Go struct field DeploymentSpec.spec.replicas of type int32",
+            ),
+            (
+                json!({"spec": {"template": {"spec": {"containers": [{"ports": [{"containerPort": "80"}]}]}}}}),
+                "json: cannot unmarshal string into Go struct field ContainerPort.spec.template.spec.containers.ports.containerPort of type int32",
+            ),
+            (
+                json!({"spec": {"template": {"spec": {"containers": {}}}}}),
+                "json: cannot unmarshal object into Go struct field PodSpec.spec.template.spec.containers of type []v1.Container",
+            ),
+            (
+                json!({"spec": "x"}),
+                "json: cannot unmarshal string into Go struct field Deployment.spec of type v1.DeploymentSpec",
+            ),
+            (
+                json!({"metadata": {"labels": {"a": 1}}}),
+                "json: cannot unmarshal number into Go struct field ObjectMeta.metadata.labels of type string",
+            ),
+            (
+                json!({"spec": {"template": {"spec": {"restartPolicy": 1}}}}),
+                "json: cannot unmarshal number into Go struct field PodSpec.spec.template.spec.restartPolicy of type v1.RestartPolicy",
+            ),
+            (
+                json!({"spec": {"template": {"spec": {"containers": [{"resources": {"limits": {"cpu": "1x"}}}]}}}}),
+                "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
+            ),
+            (
+                json!({"metadata": {"creationTimestamp": "now"}}),
+                r#"parsing time "now" as "2006-01-02T15:04:05Z07:00": cannot parse "now" as "2006""#,
+            ),
+            (
+                json!({"spec": {"strategy": {"rollingUpdate": {"maxSurge": true}}}}),
+                "json: cannot unmarshal bool into Go value of type int32",
+            ),
+        ] {
+            assert_eq!(type_error(&value), want);
+        }
+        assert_eq!(
+            type_error(
+                &json!({"spec": {"replicas": null, "strategy": {"rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 1}}}})
+            ),
+            ""
+        );
+    }
+
+    #[test]
+    fn bytes_are_base64() {
+        let secret = schema_for(&GroupVersionKind::of("", "v1", "Secret")).expect("built in");
+        assert!(
+            check(&secret, &json!({"data": {"a": "aGk="}}))
+                .type_errors
+                .is_empty()
+        );
+        assert_eq!(
+            check(&secret, &json!({"data": {"a": "no!"}})).type_errors,
+            ["illegal base64 data at input byte 2"]
+        );
+    }
+
+    #[test]
+    fn normalises_as_a_round_trip_through_go() {
+        let pod = schema_for(&GroupVersionKind::of("", "v1", "Pod")).expect("built in");
+        let mut value = json!({
+            "x": 1,
+            "metadata": {"creationTimestamp": null, "labels": {}, "deletionTimestamp": "2024-05-06T09:08:09+02:00"},
+            "spec": {
+                "securityContext": {}, "containers": [], "volumes": [],
+                "overhead": {"cpu": "1000m", "memory": 1.5},
+            },
+        });
+        normalise(&pod, &mut value);
+        assert_eq!(
+            value,
+            json!({
+                "metadata": {"deletionTimestamp": "2024-05-06T07:08:09Z"},
+                "spec": {
+                    "securityContext": {}, "containers": [],
+                    "overhead": {"cpu": "1", "memory": "1500m"},
+                },
+            })
+        );
+    }
+
+    #[test]
+    fn openapi_has_what_kubectl_reads() {
+        let definitions =
+            openapi_definitions(&GroupVersion::of("apps", "v1")).expect("a known group");
+        let deployment = &definitions["io.k8s.api.apps.v1.Deployment"];
+        assert_eq!(
+            deployment["x-kubernetes-group-version-kind"],
+            json!([{"group": "apps", "version": "v1", "kind": "Deployment"}])
+        );
+        assert_eq!(
+            deployment["properties"]["spec"]["allOf"][0]["$ref"],
+            "#/components/schemas/io.k8s.api.apps.v1.DeploymentSpec"
+        );
+        assert!(deployment["description"].is_string());
+        assert!(deployment.get("required").is_none());
+        let containers = &definitions["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"];
+        assert_eq!(containers["x-kubernetes-patch-merge-key"], "name");
+        assert_eq!(containers["x-kubernetes-patch-strategy"], "merge");
+        assert_eq!(containers["x-kubernetes-list-type"], "map");
+        assert_eq!(containers["x-kubernetes-list-map-keys"], json!(["name"]));
+        assert!(definitions["io.k8s.api.apps.v1.DeploymentList"].is_object());
+        assert!(definitions["io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions"].is_object());
+        // Every reference leads somewhere.
+        let text = definitions.to_string();
+        for part in text.split("#/components/schemas/").skip(1) {
+            let name = part.split('"').next().unwrap_or("");
+            assert!(definitions.get(name).is_some(), "{name}");
+        }
+        assert!(openapi_definitions(&GroupVersion::of("none", "v1")).is_none());
+    }
 }
