@@ -53,6 +53,10 @@ pub struct AgentConfig {
     pub node_labels: BTreeMap<String, String>,
     /// Pods this node takes at most.
     pub max_pods: u32,
+    /// Processes a pod may have at most (`pids.max` of its cgroup); `None`: no limit.
+    pub pod_pids_limit: Option<u64>,
+    /// Resolvers for names outside the cluster; empty: those of the host's `/etc/resolv.conf`.
+    pub dns_upstreams: Vec<std::net::SocketAddr>,
 }
 
 impl AgentConfig {
