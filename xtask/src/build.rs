@@ -11,7 +11,14 @@ use crate::command::run;
 pub(crate) fn run_build(workspace: &Path) -> Result<PathBuf> {
     crate::build_ebpf::run(workspace)?;
     run(Command::new("cargo")
-        .args(["build", "--release", "--package", "pintle", "--bin", "pintle"])
+        .args([
+            "build",
+            "--release",
+            "--package",
+            "pintle",
+            "--bin",
+            "pintle",
+        ])
         .current_dir(workspace))?;
     let binary = crate::target_dir(workspace).join("release/pintle");
     if !binary.exists() {

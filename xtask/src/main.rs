@@ -3,14 +3,21 @@
 //! xtask is the project's only script language. Each task is one module; all of them find
 //! what they need through [`target_dir`] and run programs through [`command`].
 
+mod bench;
+mod build;
 mod build_ebpf;
 mod codegen;
 mod command;
+mod demo;
 mod images;
+mod journey;
 mod setup;
+mod test;
 mod tidy;
+mod vm;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -31,12 +38,35 @@ enum Task {
     Setup,
     /// Compile the BPF programs into target/bpf/
     BuildEbpf,
+    /// Build target/release/pintle with the BPF programs inside
+    Build,
+    /// Install, build, start a node, apply web.yaml and show it reachable
+    Demo,
+    /// Install what is missing and run every test
+    Test {
+        /// Only what needs neither root nor a VM
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Boot Debian 12's kernel in a VM and check limits there
+    Vm,
+    /// Measure; the table goes to standard output, JSON to target/bench/
+    Bench {
+        #[command(subcommand)]
+        bench: Bench,
+    },
     /// Build the demo's images from Debian packages into target/images/
     Images,
     /// Check the house rules: arrows between crates, file length, module docs
     Tidy,
     /// Regenerate the gRPC code from proto/proto/*.proto
     Codegen,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Start of a node, the journey of web.yaml, memory and idle CPU
+    Up,
 }
 
 /// Root of the workspace.
@@ -50,11 +80,31 @@ fn target_dir(workspace: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from)
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
     let workspace = workspace();
-    match Cli::parse().task {
+    match task {
         Task::Setup => setup::run_setup(&workspace),
         Task::BuildEbpf => build_ebpf::run(&workspace).map(drop),
+        Task::Build => build::run_build(&workspace).map(drop),
+        Task::Demo => demo::run_demo(&workspace),
+        Task::Test { quick } => test::run_tests(&workspace, quick),
+        Task::Vm => {
+            setup::run_setup(&workspace)?;
+            vm::run_vm(&workspace, &build::run_build(&workspace)?)
+        }
+        Task::Bench { bench: Bench::Up } => {
+            bench::up::run(&workspace, &build::run_build(&workspace)?)
+        }
         Task::Images => images::run(&workspace).map(drop),
         Task::Tidy => tidy::run(&workspace),
         Task::Codegen => codegen::run(&workspace),

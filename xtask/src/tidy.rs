@@ -138,18 +138,13 @@ fn source(file: &Path, text: &str, faults: &mut Vec<String>) {
         ));
     }
     let path = file.to_string_lossy();
-    if !UNSAFE_ROOMS.iter().any(|room| path.starts_with(room)) && has_unsafe(text) {
+    let in_room = UNSAFE_ROOMS.iter().any(|room| path.starts_with(room));
+    // The workspace denies unsafe code; only lifting that lint lets it in.
+    if !in_room && text.contains(concat!("(unsafe", "_code")) {
         faults.push(format!(
             "{name}: unsafe code outside agent/shim, agent/src/sys and agent-ebpf"
         ));
     }
-}
-
-fn has_unsafe(text: &str) -> bool {
-    text.lines()
-        .map(str::trim_start)
-        .filter(|line| !line.starts_with("//"))
-        .any(|line| line.contains("unsafe {") || line.starts_with("unsafe impl"))
 }
 
 /// Every Rust file git knows or would add, generated code left out.
@@ -197,10 +192,16 @@ mod tests {
             1
         );
         assert_eq!(
-            faults("a/b.rs", "//! x\nlet a = unsafe { b() };\n").len(),
+            faults("a/b.rs", concat!("//! x\n#![expect(unsafe", "_code)]\n")).len(),
             1
         );
-        assert!(faults("agent/shim/src/x.rs", "//! x\nlet a = unsafe { b() };\n").is_empty());
+        assert!(
+            faults(
+                "agent/shim/src/x.rs",
+                concat!("//! x\n#![expect(unsafe", "_code)]\n")
+            )
+            .is_empty()
+        );
     }
 
     #[test]
