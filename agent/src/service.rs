@@ -6,7 +6,12 @@
 //! on bpffs; they work on while no agent runs. Who reacts next: the BPF programs, at the next
 //! `connect` or `sendmsg` of a process.
 
+mod bpffs;
+pub(crate) mod cluster;
 mod datapath;
+mod desired;
+mod sync;
+mod table;
 
 use std::path::PathBuf;
 
@@ -15,7 +20,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::session::ClusterChange;
 
-pub use datapath::{DataPath, DataPathError};
+use sync::Synchroniser;
+
+pub use datapath::{DataPath, DataPathError, PodLink};
+
+/// Changes taken at once; several changes of one Service cost one comparison.
+const BATCH: usize = 1_024;
 
 /// What the service data path of one node is built from.
 #[derive(Clone, Debug)]
@@ -80,15 +90,31 @@ impl ServiceProxy {
     }
 
     /// Applies changes until `shutdown`; the data path stays in the kernel.
+    ///
+    /// Nothing is written before the first [`ClusterChange::Synced`], so that what an earlier
+    /// process left in the maps serves until the whole new state is known.
     pub async fn run(mut self, shutdown: CancellationToken) {
+        let mut synchroniser = Synchroniser::new(self.data_path.clone());
+        let mut batch = Vec::new();
         loop {
+            batch.clear();
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                change = self.changes.recv() => {
-                    let Some(change) = change else { return };
-                    tracing::debug!(?change, "service change");
-                }
+                taken = self.changes.recv_many(&mut batch, BATCH) => if taken == 0 { return },
             }
+            let status = synchroniser.apply(batch.drain(..));
+            self.handle.status.send_if_modified(|current| {
+                if *current == status {
+                    return false;
+                }
+                if let Some(problem) = &status.problem
+                    && current.problem.as_ref() != Some(problem)
+                {
+                    tracing::error!(problem, "the service data path is not complete");
+                }
+                *current = status;
+                true
+            });
         }
     }
 }

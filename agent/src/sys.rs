@@ -3,9 +3,10 @@
 //! Owns no state. Each block says which preconditions hold and why.
 #![expect(
     unsafe_code,
-    reason = "descriptor registration needs it; nothing outside this module does"
+    reason = "kernel calls need it; nothing outside this module does"
 )]
 
+pub(crate) mod bpf;
 mod terminal;
 mod watched;
 
