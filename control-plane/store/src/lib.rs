@@ -1,10 +1,18 @@
 //! Replicated, versioned, watchable key-value store.
 
 mod config;
+mod data_dir;
 mod error;
+mod failure;
 mod health;
+mod keeper;
 mod key_value;
+mod lease;
+mod mvcc;
+mod raft;
+mod request;
 mod store;
+mod wal;
 mod watch;
 
 pub use config::StoreConfig;

@@ -1,108 +1,430 @@
-//! The store as others see it.
+//! The store as others see it, and the thread it runs on.
+//!
+//! Watches calls; hands writes to the proposer and reads to the state machine. Everything that
+//! writes - proposer, openraft's tasks, state machine, keeper - runs on one thread of its own:
+//! a put crosses threads twice, and a slow disk never blocks the callers' runtime.
+
+#[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
+use tokio::runtime;
+use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
 use crate::config::StoreConfig;
-use crate::error::StoreError;
+use crate::data_dir::DataDir;
+use crate::error::{Rejection, StoreError};
+use crate::failure::{Failure, chain};
 use crate::health::StoreHealth;
+use crate::keeper::{Keeper, Wake};
 use crate::key_value::{
     KeyValue, LeaseId, RangeRequest, RangeResponse, Revision, Txn, TxnResponse,
 };
+use crate::mvcc::Machine;
+use crate::mvcc::apply::{MAX_TXN_BYTES, validate};
+use crate::raft::log::LogStore;
+use crate::raft::propose::{self, Proposer, Submitter};
+use crate::raft::{Engine, Leadership};
+use crate::request::{Reply, Request, size_hint};
+use crate::wal::Wal;
+use crate::watch::hub::{Hub, HubLimits};
 use crate::watch::{WatchRequest, Watcher};
 
-/// One open member of the store. Clones share it.
-#[derive(Debug, Clone)]
+/// One open member of the store. Clones share it; the last one to go closes it.
+#[derive(Clone)]
 pub struct Store {
-    cluster_id: Arc<str>,
+    inner: Arc<Inner>,
 }
 
-#[expect(clippy::unused_async, reason = "the signatures land first")]
+struct Inner {
+    cluster_id: String,
+    engine: Engine,
+    machine: Arc<Machine>,
+    submitter: Submitter,
+    wake: Arc<Wake>,
+    leadership: watch::Receiver<Leadership>,
+    leads: watch::Receiver<bool>,
+    stop: CancellationToken,
+    /// Turns true when the thread has let go of the data directory.
+    stopped: watch::Receiver<bool>,
+}
+
 impl Store {
     /// Opens the data directory, recovers, and returns when this member can serve: every
     /// write acknowledged before a crash is readable again.
     pub async fn open(config: StoreConfig) -> Result<Self, StoreError> {
-        drop(config);
-        Err(StoreError::Closed)
+        let (ready, opened) = oneshot::channel();
+        let stop = CancellationToken::new();
+        let (stopped, is_stopped) = watch::channel(false);
+        let thread_stop = stop.clone();
+        // If the caller goes away while the store opens, it closes again.
+        let guard = stop.clone().drop_guard();
+        thread::Builder::new()
+            .name("pintle-store".to_owned())
+            .spawn(move || {
+                run_thread(config, thread_stop, is_stopped, ready);
+                stopped.send_replace(true);
+            })
+            .map_err(|source| StoreError::io("start thread", "pintle-store", source))?;
+        let inner = opened.await.unwrap_or(Err(StoreError::Closed))?;
+        guard.disarm();
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
     }
 
     /// Stops, with a last checkpoint, and releases the data directory. Later calls answer
     /// [`StoreError::Closed`].
-    pub async fn shutdown(&self) {}
+    pub async fn shutdown(&self) {
+        self.inner.stop.cancel();
+        let mut stopped = self.inner.stopped.clone();
+        // An error means that the thread is gone, which is as good.
+        drop(stopped.wait_for(|stopped| *stopped).await);
+    }
 
     /// The cluster this data belongs to.
     pub fn cluster_id(&self) -> &str {
-        &self.cluster_id
+        &self.inner.cluster_id
     }
 
     /// The newest revision applied here.
     pub fn revision(&self) -> Revision {
-        0
+        self.inner.machine.revision()
     }
 
     /// The oldest revision that can be read.
     pub fn compacted_revision(&self) -> Revision {
-        0
+        self.inner.machine.compacted()
     }
 
     /// The newest version of `key`, from the local state. Cheap enough for async context.
-    pub fn get(&self, _key: &[u8]) -> Result<Option<KeyValue>, StoreError> {
-        Err(StoreError::Closed)
+    pub fn get(&self, key: &[u8]) -> Result<Option<KeyValue>, StoreError> {
+        self.inner.machine.get(key)
     }
 
     /// The version of `key` at `revision`.
-    pub fn get_at(&self, _key: &[u8], _revision: Revision) -> Result<Option<KeyValue>, StoreError> {
-        Err(StoreError::Closed)
+    pub fn get_at(&self, key: &[u8], revision: Revision) -> Result<Option<KeyValue>, StoreError> {
+        let request = RangeRequest {
+            revision: Some(revision),
+            ..RangeRequest::key(key.to_vec())
+        };
+        Ok(self.inner.machine.range(&request)?.kvs.pop())
     }
 
     /// Reads a range of the local state, consistent at one revision.
-    pub fn range(&self, _request: &RangeRequest) -> Result<RangeResponse, StoreError> {
-        Err(StoreError::Closed)
+    pub fn range(&self, request: &RangeRequest) -> Result<RangeResponse, StoreError> {
+        self.inner.machine.range(request)
     }
 
     /// Waits until the local state holds everything acknowledged anywhere before the call,
     /// and answers its revision.
     pub async fn linearizable(&self) -> Result<Revision, StoreError> {
-        Err(StoreError::Closed)
+        self.inner.engine.read_barrier().await?;
+        Ok(self.revision())
     }
 
     /// Runs a transaction. When it returns, its writes are on disk, readable and announced.
-    pub async fn txn(&self, _txn: Txn) -> Result<TxnResponse, StoreError> {
-        Err(StoreError::Closed)
+    pub async fn txn(&self, txn: Txn) -> Result<TxnResponse, StoreError> {
+        validate(&txn)?;
+        let request = Request::Txn(txn);
+        let bytes = size_hint(&request);
+        if bytes > MAX_TXN_BYTES {
+            return Err(StoreError::Rejected(Rejection::TooLarge {
+                bytes,
+                limit: MAX_TXN_BYTES,
+            }));
+        }
+        match self.submit(request).await? {
+            Reply::Txn(response) => Ok(response),
+            Reply::Done => Err(StoreError::Failed {
+                cause: "a transaction was answered without a result".to_owned(),
+            }),
+        }
     }
 
     /// Starts a watch.
-    pub fn watch(&self, _request: WatchRequest) -> Result<Watcher, StoreError> {
-        Err(StoreError::Closed)
+    pub fn watch(&self, request: WatchRequest) -> Result<Watcher, StoreError> {
+        Watcher::start(&self.inner.machine, request)
     }
 
-    /// Forgets the versions superseded at or before `revision`.
-    pub async fn compact(&self, _revision: Revision) -> Result<(), StoreError> {
-        Err(StoreError::Closed)
+    /// Forgets the versions superseded at or before `revision`. Space is freed afterwards.
+    pub async fn compact(&self, revision: Revision) -> Result<(), StoreError> {
+        self.submit(Request::Compact(revision)).await.map(drop)
     }
 
     /// Makes a lease; keys put with it are deleted when it ends. `id` 0 picks one.
-    pub async fn grant_lease(&self, _id: LeaseId, _ttl: Duration) -> Result<LeaseId, StoreError> {
-        Err(StoreError::Closed)
+    pub async fn grant_lease(&self, id: LeaseId, ttl: Duration) -> Result<LeaseId, StoreError> {
+        let id = if id == 0 {
+            rand::random_range(1..=i64::MAX.cast_unsigned())
+        } else {
+            id
+        };
+        let ttl_millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        self.submit(Request::LeaseGrant { id, ttl_millis }).await?;
+        Ok(id)
     }
 
     /// Ends a lease and deletes its keys.
-    pub async fn revoke_lease(&self, _id: LeaseId) -> Result<(), StoreError> {
-        Err(StoreError::Closed)
+    pub async fn revoke_lease(&self, id: LeaseId) -> Result<(), StoreError> {
+        self.submit(Request::LeaseRevoke { id }).await.map(drop)
     }
 
     /// Starts the lease's time anew, on the leader; answers the time to live.
-    pub async fn keep_lease_alive(&self, _id: LeaseId) -> Result<Duration, StoreError> {
-        Err(StoreError::Closed)
+    pub async fn keep_lease_alive(&self, id: LeaseId) -> Result<Duration, StoreError> {
+        self.inner.engine.read_barrier().await?;
+        let kept = self
+            .inner
+            .machine
+            .leases()
+            .lock()
+            .keep_alive(id, Instant::now());
+        self.inner.wake.now();
+        kept.ok_or(StoreError::Rejected(Rejection::LeaseNotFound { id }))
     }
 
     /// Whether this member leads; changes are announced on the receiver.
-    pub fn leadership(&self) -> tokio::sync::watch::Receiver<bool> {
-        tokio::sync::watch::channel(false).1
+    pub fn leadership(&self) -> watch::Receiver<bool> {
+        self.inner.leads.clone()
     }
 
     /// How this member is doing.
     pub fn health(&self) -> StoreHealth {
-        StoreHealth::default()
+        let inner = &self.inner;
+        let leadership = *inner.leadership.borrow();
+        let log = inner.engine.log();
+        StoreHealth {
+            node_id: inner.engine.node_id(),
+            leader: leadership.leader,
+            term: leadership.term,
+            log_index: log.last_index(),
+            applied_index: inner.machine.applied_next().saturating_sub(1),
+            durable_index: inner.machine.durable_next().saturating_sub(1),
+            revision: inner.machine.revision(),
+            compacted_revision: inner.machine.compacted(),
+            log_bytes: log.bytes(),
+            watchers: inner.machine.hub().watchers(),
+            sync: log.syncs(),
+            failure: inner.engine.failure().text(),
+        }
     }
+
+    async fn submit(&self, request: Request) -> Result<Reply, StoreError> {
+        self.inner
+            .submitter
+            .submit(request)
+            .await?
+            .map_err(StoreError::rejected)
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store")
+            .field("cluster_id", &self.inner.cluster_id)
+            .field("revision", &self.revision())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+type Ready = oneshot::Sender<Result<Inner, StoreError>>;
+
+/// The store's thread.
+fn run_thread(
+    config: StoreConfig,
+    stop: CancellationToken,
+    stopped: watch::Receiver<bool>,
+    ready: Ready,
+) {
+    let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(source) => {
+            let error = StoreError::io("start runtime", "pintle-store", source);
+            drop(ready.send(Err(error)));
+            return;
+        }
+    };
+    runtime.block_on(async move {
+        let running = match Running::start(&config, stop, stopped).await {
+            Ok((running, inner)) => {
+                // Nobody waits any more: the stop token was cancelled with that.
+                drop(ready.send(Ok(inner)));
+                running
+            }
+            Err(error) => {
+                drop(ready.send(Err(error)));
+                return;
+            }
+        };
+        running.run().await;
+    });
+}
+
+/// What the thread owns.
+struct Running {
+    engine: Engine,
+    proposer: Proposer,
+    keeper: Keeper,
+    leadership: watch::Receiver<Leadership>,
+    leads: watch::Sender<bool>,
+    stop: CancellationToken,
+    /// Dropped last: it holds the lock.
+    data_dir: DataDir,
+}
+
+impl Running {
+    async fn start(
+        config: &StoreConfig,
+        stop: CancellationToken,
+        stopped: watch::Receiver<bool>,
+    ) -> Result<(Self, Inner), StoreError> {
+        let data_dir = DataDir::open(config)?;
+        let failure = Arc::new(Failure::default());
+        let wake = Arc::new(Wake::default());
+        let hub = Arc::new(Hub::new(HubLimits {
+            ring_events: config.watch_ring_events,
+            ring_bytes: config.watch_ring_bytes,
+            buffer: config.watch_buffer,
+        }));
+        let salvage = data_dir.salvage();
+        let wal = Wal::open(&data_dir.wal(), config.segment_bytes, salvage)?;
+        let machine = Arc::new(Machine::open(&data_dir.state(), config.cache_bytes, hub)?);
+        check_agreement(&data_dir, &wal, &machine, salvage)?;
+        if salvage {
+            data_dir.salvaged()?;
+        }
+        let log = LogStore::new(
+            wal,
+            Arc::clone(&machine),
+            Arc::clone(&failure),
+            Arc::clone(&wake),
+            config.checkpoint_bytes,
+        )?;
+        let cluster_id = data_dir.identity().cluster_id.clone();
+        let engine = Engine::start(
+            config,
+            &cluster_id,
+            log,
+            Arc::clone(&machine),
+            Arc::clone(&wake),
+            failure,
+        )
+        .await?;
+        let (submitter, proposer) = propose::queue();
+        let now = engine.refresh();
+        let (leadership_sender, leadership) = watch::channel(now);
+        let (leads, is_leader) = watch::channel(now.leader == Some(config.node_id));
+        let keeper = Keeper::new(
+            engine.clone(),
+            submitter.clone(),
+            Arc::clone(&wake),
+            leadership_sender,
+            config,
+        );
+        let inner = Inner {
+            cluster_id,
+            engine: engine.clone(),
+            machine,
+            submitter,
+            wake,
+            leadership: leadership.clone(),
+            leads: is_leader,
+            stop: stop.clone(),
+            stopped,
+        };
+        let running = Self {
+            engine,
+            proposer,
+            keeper,
+            leadership,
+            leads,
+            stop,
+            data_dir,
+        };
+        Ok((running, inner))
+    }
+
+    async fn run(self) {
+        let Self {
+            engine,
+            proposer,
+            keeper,
+            mut leadership,
+            leads,
+            stop,
+            data_dir,
+        } = self;
+        let announce = async {
+            while leadership.changed().await.is_ok() {
+                let now = leadership.borrow_and_update().leader == Some(engine.node_id());
+                leads.send_if_modified(|seen| std::mem::replace(seen, now) != now);
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = proposer.run(&engine) => {}
+            () = keeper.run() => {}
+            () = announce => {}
+        }
+        leads.send_replace(false);
+        engine.stop().await;
+        let machine = engine.machine();
+        machine.hub().close();
+        if engine.failure().text().is_none()
+            && machine.durable_next() < machine.applied_next()
+            && let Err(error) = machine.checkpoint()
+        {
+            // Nothing is lost: the log has it.
+            tracing::warn!(error = chain(&error), "the last checkpoint failed");
+        }
+        machine.close();
+        drop(data_dir);
+    }
+}
+
+/// The log and the state must belong together: the state on disk never runs ahead of the log,
+/// and the log never starts after it.
+fn check_agreement(
+    data_dir: &DataDir,
+    wal: &Wal,
+    machine: &Machine,
+    salvage: bool,
+) -> Result<(), StoreError> {
+    let applied = machine.applied_next();
+    let log_next = wal.last().map_or(0, |last| last.index + 1);
+    let purged_next = wal.purged().map_or(0, |purged| purged.index + 1);
+    if applied < purged_next {
+        return Err(StoreError::Corrupt {
+            path: machine.path().to_path_buf(),
+            offset: None,
+            detail: format!(
+                "it holds entries up to {applied}, and the log starts only at {purged_next}"
+            ),
+            way_out: "restore the directory from a copy",
+        });
+    }
+    if log_next < applied && !salvage {
+        return Err(StoreError::Corrupt {
+            path: data_dir.wal(),
+            offset: None,
+            detail: format!(
+                "the log ends before entry {log_next}, and the state holds entries up to {applied}"
+            ),
+            way_out: "restore the directory from a copy, or create an empty file named \
+                `salvage` beside it and start again to go on from the state",
+        });
+    }
+    Ok(())
 }
