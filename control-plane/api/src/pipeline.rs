@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pintle_kube_types::object::Object;
+use pintle_kube_types::Object;
 use pintle_kube_types::status::Status;
 use pintle_store::Store;
 use tokio_util::sync::CancellationToken;
@@ -15,12 +15,22 @@ use tokio_util::task::TaskTracker;
 use crate::auth::UserInfo;
 use crate::client::InformerSet;
 use crate::clock::SharedClock;
+use crate::http::metrics::Metrics;
+use crate::registry::strategy::service::Pools;
 use crate::registry::{Registry, Resource};
-use crate::request::options::{DeleteOptions, ListOptions, PatchKind, WatchOptions, WriteOptions};
 use crate::server::ApiConfig;
 use crate::storage::hub::{Entry, Hub};
 use crate::storage::value::Encoded;
-use crate::storage::watch::ObjectWatch;
+
+pub(crate) mod conform;
+pub(crate) mod delete;
+pub(crate) mod persist;
+mod pods;
+mod read;
+mod scale;
+mod write;
+
+pub(crate) use delete::Deletion;
 
 /// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,16 +71,54 @@ pub(crate) struct Attributes {
     pub(crate) name: Option<String>,
 }
 
-/// An object as it is (or, for a dry run, would be) stored.
+impl Attributes {
+    /// The name of the object, for requests that must have one.
+    pub(crate) fn name(&self) -> Result<&str, Status> {
+        self.name
+            .as_deref()
+            .filter(|name| !name.is_empty())
+            .ok_or_else(|| Status::bad_request("name must be provided"))
+    }
+}
+
+/// An object as it is (or, for a dry run, would be) stored, or another answer to a write.
 #[derive(Debug, Clone)]
 pub(crate) struct Stored {
     value: Encoded,
+    /// 0 for what has no revision: an object that was not written, a Status, a token.
     revision: u64,
+    warnings: Vec<String>,
 }
 
 impl Stored {
+    pub(crate) fn new(value: Encoded, revision: u64) -> Self {
+        Self {
+            value,
+            revision,
+            warnings: Vec::new(),
+        }
+    }
+
+    pub(crate) fn of(object: &Object, revision: u64) -> Self {
+        Self::new(Encoded::encode(object), revision)
+    }
+
+    #[must_use]
+    pub(crate) fn with_warnings(mut self, warnings: Vec<String>) -> Self {
+        self.warnings.extend(warnings);
+        self
+    }
+
+    pub(crate) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
     pub(crate) fn json(&self) -> Bytes {
-        self.value.json(self.revision)
+        if self.revision == 0 {
+            self.value.json_unversioned()
+        } else {
+            self.value.json(self.revision)
+        }
     }
 
     pub(crate) fn revision(&self) -> u64 {
@@ -79,7 +127,9 @@ impl Stored {
 
     pub(crate) fn object(&self) -> Result<Object, Status> {
         let mut object = self.value.object().map_err(Status::internal_error)?;
-        object.set_resource_version(Some(&self.revision.to_string()));
+        if self.revision != 0 {
+            object.set_resource_version(Some(&self.revision.to_string()));
+        }
         Ok(object)
     }
 }
@@ -99,17 +149,23 @@ pub(crate) struct Core {
     registry: Registry,
     hub: Arc<Hub>,
     informers: InformerSet,
+    pools: Pools,
+    event_lease: persist::EventLease,
+    metrics: Metrics,
     tasks: TaskTracker,
     shutdown: CancellationToken,
 }
 
 impl Core {
-    pub(crate) fn new(config: ApiConfig, hub: Arc<Hub>) -> Self {
+    pub(crate) fn new(config: ApiConfig, hub: Arc<Hub>, pools: Pools) -> Self {
         Self {
             config,
             registry: Registry::builtin(),
             hub,
             informers: InformerSet::default(),
+            pools,
+            event_lease: persist::EventLease::default(),
+            metrics: Metrics::default(),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
         }
@@ -158,57 +214,11 @@ impl Core {
         });
     }
 
-    pub(crate) async fn get(&self, _attributes: &Attributes) -> Result<Stored, Status> {
-        Err(Status::service_unavailable("not yet"))
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
-    pub(crate) async fn list(&self, _a: &Attributes, _o: &ListOptions) -> Result<Page, Status> {
-        Err(Status::service_unavailable("not yet"))
-    }
-    pub(crate) async fn watch(
-        &self,
-        _a: &Attributes,
-        _o: &WatchOptions,
-    ) -> Result<ObjectWatch, Status> {
-        Err(Status::service_unavailable("not yet"))
-    }
-    pub(crate) async fn create(
-        &self,
-        _a: &Attributes,
-        _o: &WriteOptions,
-        _b: Object,
-    ) -> Result<Stored, Status> {
-        Err(Status::service_unavailable("not yet"))
-    }
-    pub(crate) async fn update(
-        &self,
-        _a: &Attributes,
-        _o: &WriteOptions,
-        _b: Object,
-    ) -> Result<Stored, Status> {
-        Err(Status::service_unavailable("not yet"))
-    }
-    pub(crate) async fn patch(
-        &self,
-        _a: &Attributes,
-        _o: &WriteOptions,
-        _k: PatchKind,
-        _b: &[u8],
-    ) -> Result<Stored, Status> {
-        Err(Status::service_unavailable("not yet"))
-    }
-    pub(crate) async fn delete(
-        &self,
-        _a: &Attributes,
-        _o: &DeleteOptions,
-    ) -> Result<Option<Stored>, Status> {
-        Err(Status::service_unavailable("not yet"))
-    }
-    pub(crate) async fn delete_collection(
-        &self,
-        _a: &Attributes,
-        _l: &ListOptions,
-        _o: &DeleteOptions,
-    ) -> Result<Vec<Stored>, Status> {
-        Err(Status::service_unavailable("not yet"))
+
+    pub(crate) fn pools(&self) -> Pools {
+        self.pools
     }
 }

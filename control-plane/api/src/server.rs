@@ -1,8 +1,13 @@
 //! Building and running the API server.
+//!
+//! Watches nothing itself; at start it creates what every cluster has (the four namespaces,
+//! the `kubernetes` Service and its endpoints), then the hub follows the store until
+//! shutdown. The store forgets old revisions by itself (`StoreConfig::history_retention`).
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use pintle_kube_types::Status;
 use pintle_store::{Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
@@ -10,9 +15,13 @@ use crate::auth::UserInfo;
 use crate::auth::authenticate::{Authenticate, TokenIssuer};
 use crate::client::Client;
 use crate::clock::SharedClock;
+use crate::http;
 use crate::pipeline::Core;
+use crate::registry::strategy::service::{Pools, ServiceRange};
 use crate::storage::hub::Hub;
 use crate::stream::NodeProxy;
+
+mod bootstrap;
 
 /// What `/version` answers.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -66,54 +75,84 @@ pub struct ApiConfig {
 /// Why the API server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The service range is no IPv4 network of at least four addresses.
-    #[error("service CIDR {cidr:?} is not an IPv4 network that leaves room for services")]
+    /// The service range is no IPv4 network with room for services.
+    #[error("service CIDR {cidr:?} is not an IPv4 network of between /8 and /30")]
     ServiceCidr {
         /// What was configured.
         cidr: String,
+    },
+    /// The range of node ports is empty.
+    #[error("node port range {first}-{last} is empty")]
+    NodePorts {
+        /// First port.
+        first: u16,
+        /// Last port.
+        last: u16,
     },
     /// The store failed.
     #[error("read the store")]
     Store(#[from] StoreError),
     /// The objects every cluster has could not be made.
     #[error("create the cluster's own objects")]
-    Bootstrap(#[source] pintle_kube_types::Status),
+    Bootstrap(#[source] Status),
 }
 
-/// The API server.
+/// The API server. Cheap to clone.
 #[derive(Clone)]
 pub struct ApiServer {
     core: Arc<Core>,
 }
 
+impl std::fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiServer").finish_non_exhaustive()
+    }
+}
+
 impl ApiServer {
     /// Loads the store's objects, creates the ones every cluster has, and is ready to serve.
     pub async fn build(config: ApiConfig) -> Result<Self, ApiError> {
+        let ips =
+            ServiceRange::parse(&config.service_cidr).ok_or_else(|| ApiError::ServiceCidr {
+                cidr: config.service_cidr.clone(),
+            })?;
+        let (first, last) = config.node_ports;
+        if first == 0 || first > last {
+            return Err(ApiError::NodePorts { first, last });
+        }
         let hub = Arc::new(Hub::load(&config.store)?);
-        Ok(Self {
-            core: Arc::new(Core::new(config, hub)),
-        })
+        let (store, advertise) = (config.store.clone(), config.advertise);
+        let pools = Pools {
+            ips,
+            ports: config.node_ports,
+        };
+        let core = Arc::new(Core::new(config, hub.clone(), pools));
+        let shutdown = core.shutdown().clone();
+        core.tasks()
+            .spawn(async move { hub.run(store, shutdown).await });
+        let server = Self { core };
+        server
+            .create_own_objects()
+            .await
+            .map_err(ApiError::Bootstrap)?;
+        if let Some((address, port)) = advertise {
+            server
+                .advertise(address, port)
+                .await
+                .map_err(ApiError::Bootstrap)?;
+        }
+        Ok(server)
     }
 
     /// Serves everything but gRPC. Requests carry the TLS peer's certificate as an extension of
     /// type [`crate::auth::authenticate::PeerCertificate`].
     pub fn router(&self) -> axum::Router {
-        axum::Router::new()
+        http::router(self.core.clone())
     }
 
     /// An in-process client that acts as `user`.
     pub fn client(&self, user: UserInfo) -> Client {
         Client::new(self.core.clone(), user)
-    }
-
-    /// Changes where the `kubernetes` Service leads to.
-    pub async fn advertise(
-        &self,
-        address: IpAddr,
-        port: u16,
-    ) -> Result<(), pintle_kube_types::Status> {
-        let _ = (address, port);
-        Ok(())
     }
 
     /// Runs until `shutdown`, then ends watches and background tasks.

@@ -1,5 +1,12 @@
 //! Options of requests, from the query string or from a body.
 
+use std::time::Duration;
+
+use pintle_kube_types::status::Status;
+use pintle_kube_types::{ErrorList, FieldError, GroupKind, Path};
+use serde_json::Value;
+
+use super::path::Query;
 use crate::client::PropagationPolicy;
 
 /// What to do with unknown and duplicate fields (`fieldValidation`).
@@ -75,7 +82,7 @@ pub struct WatchOptions {
     /// Selectors and the revision to start after.
     pub list: ListOptions,
     /// `timeoutSeconds`.
-    pub timeout: Option<std::time::Duration>,
+    pub timeout: Option<Duration>,
     /// `allowWatchBookmarks`.
     pub allow_bookmarks: bool,
     /// `sendInitialEvents`.
@@ -97,4 +104,175 @@ pub struct DeleteOptions {
     pub precondition_resource_version: Option<String>,
     /// `dryRun=All`.
     pub dry_run: bool,
+}
+
+impl WriteOptions {
+    /// Reads the options of a create, update or patch.
+    pub fn from_query(query: &Query, kind: &str) -> Result<Self, Status> {
+        let field_validation = match query.get("fieldValidation") {
+            None | Some("") | Some("Warn") => FieldValidation::Warn,
+            Some("Strict") => FieldValidation::Strict,
+            Some("Ignore") => FieldValidation::Ignore,
+            Some(other) => {
+                return Err(invalid(
+                    kind,
+                    FieldError::not_supported(
+                        &Path::new("fieldValidation"),
+                        other,
+                        &["", "Ignore", "Strict", "Warn"],
+                    ),
+                ));
+            }
+        };
+        Ok(Self {
+            dry_run: dry_run(query, kind)?,
+            field_manager: query.get("fieldManager").unwrap_or_default().to_owned(),
+            field_validation,
+            force: query.flag("force")?.unwrap_or(false),
+        })
+    }
+}
+
+impl ListOptions {
+    /// Reads the options of a list or watch.
+    pub fn from_query(query: &Query) -> Result<Self, Status> {
+        let version_match = match query.get("resourceVersionMatch") {
+            None | Some("") => VersionMatch::Unset,
+            Some("NotOlderThan") => VersionMatch::NotOlderThan,
+            Some("Exact") => VersionMatch::Exact,
+            Some(other) => {
+                return Err(invalid(
+                    "ListOptions",
+                    FieldError::not_supported(
+                        &Path::new("resourceVersionMatch"),
+                        other,
+                        &["Exact", "NotOlderThan", ""],
+                    ),
+                ));
+            }
+        };
+        let text = |name: &str| query.get(name).unwrap_or_default().to_owned();
+        Ok(Self {
+            label_selector: text("labelSelector"),
+            field_selector: text("fieldSelector"),
+            limit: query
+                .number("limit")?
+                .and_then(|limit| usize::try_from(limit).ok())
+                .unwrap_or(0),
+            continue_token: text("continue"),
+            resource_version: text("resourceVersion"),
+            version_match,
+        })
+    }
+}
+
+impl WatchOptions {
+    /// Reads the options of a watch.
+    pub fn from_query(query: &Query) -> Result<Self, Status> {
+        Ok(Self {
+            list: ListOptions::from_query(query)?,
+            timeout: query
+                .number("timeoutSeconds")?
+                .and_then(|seconds| u64::try_from(seconds).ok())
+                .filter(|seconds| *seconds > 0)
+                .map(Duration::from_secs),
+            allow_bookmarks: query.flag("allowWatchBookmarks")?.unwrap_or(false),
+            send_initial_events: query.flag("sendInitialEvents")?,
+        })
+    }
+}
+
+impl DeleteOptions {
+    /// Reads the options of a delete without a body.
+    pub fn from_query(query: &Query) -> Result<Self, Status> {
+        Ok(Self {
+            grace_period_seconds: query.number("gracePeriodSeconds")?,
+            propagation_policy: query
+                .get("propagationPolicy")
+                .filter(|policy| !policy.is_empty())
+                .map(propagation_policy)
+                .transpose()?,
+            orphan_dependents: query.flag("orphanDependents")?,
+            precondition_uid: None,
+            precondition_resource_version: None,
+            dry_run: dry_run(query, "DeleteOptions")?,
+        })
+    }
+
+    /// Reads a `DeleteOptions` object.
+    pub fn from_body(body: &Value) -> Result<Self, Status> {
+        let wrong = |field: &str, value: &Value, go: &str| {
+            Status::bad_request(format!(
+                "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: json: cannot unmarshal {value} into Go struct field DeleteOptions.{field} of type {go}"
+            ))
+        };
+        let given = |field: &str| body.get(field).filter(|value| !value.is_null());
+        let mut options = Self::default();
+        if let Some(value) = given("gracePeriodSeconds") {
+            let seconds = value
+                .as_i64()
+                .ok_or_else(|| wrong("gracePeriodSeconds", value, "int64"))?;
+            options.grace_period_seconds = Some(seconds);
+        }
+        if let Some(value) = given("propagationPolicy") {
+            let policy = value
+                .as_str()
+                .ok_or_else(|| wrong("propagationPolicy", value, "v1.DeletionPropagation"))?;
+            options.propagation_policy = Some(propagation_policy(policy)?);
+        }
+        if let Some(value) = given("orphanDependents") {
+            let orphan = value
+                .as_bool()
+                .ok_or_else(|| wrong("orphanDependents", value, "bool"))?;
+            options.orphan_dependents = Some(orphan);
+        }
+        if let Some(preconditions) = given("preconditions") {
+            let text = |field: &str| preconditions[field].as_str().map(str::to_owned);
+            options.precondition_uid = text("uid");
+            options.precondition_resource_version = text("resourceVersion");
+        }
+        if let Some(Value::Array(values)) = given("dryRun") {
+            let values: Vec<&str> = values.iter().filter_map(Value::as_str).collect();
+            options.dry_run = check_dry_run(&values, "DeleteOptions")?;
+        }
+        Ok(options)
+    }
+}
+
+fn propagation_policy(text: &str) -> Result<PropagationPolicy, Status> {
+    match text {
+        "Orphan" => Ok(PropagationPolicy::Orphan),
+        "Background" => Ok(PropagationPolicy::Background),
+        "Foreground" => Ok(PropagationPolicy::Foreground),
+        other => Err(invalid(
+            "DeleteOptions",
+            FieldError::not_supported(
+                &Path::new("propagationPolicy"),
+                other,
+                &["Foreground", "Background", "Orphan", "nil"],
+            ),
+        )),
+    }
+}
+
+fn dry_run(query: &Query, kind: &str) -> Result<bool, Status> {
+    check_dry_run(&query.all("dryRun"), kind)
+}
+
+fn check_dry_run(values: &[&str], kind: &str) -> Result<bool, Status> {
+    match values.iter().find(|value| **value != "All") {
+        Some(other) => Err(invalid(
+            kind,
+            FieldError::not_supported(&Path::new("dryRun"), other, &["All"]),
+        )),
+        None => Ok(!values.is_empty()),
+    }
+}
+
+fn invalid(kind: &str, error: FieldError) -> Status {
+    Status::invalid(
+        &GroupKind::new("meta.k8s.io", kind.to_owned()),
+        "",
+        &ErrorList(vec![error]),
+    )
 }

@@ -115,6 +115,11 @@ impl Encoded {
         out.extend_from_slice(tail);
     }
 
+    /// The object's JSON without a resourceVersion.
+    pub fn json_unversioned(&self) -> Bytes {
+        self.bytes.slice(HEADER..)
+    }
+
     /// The object's JSON with the given resourceVersion.
     pub fn json(&self, revision: u64) -> Bytes {
         let mut out = Vec::new();

@@ -60,6 +60,8 @@ pub struct Filter {
     pub(crate) resource: Arc<Resource>,
     /// Prefix of the keys: the resource's, or that of one of its namespaces.
     pub(crate) scope: String,
+    /// Whether `scope` is the key of the one object that is selected.
+    pub(crate) exact: bool,
     pub(crate) labels: Option<LabelSelector>,
     pub(crate) fields: Option<FieldSelector>,
 }
@@ -67,7 +69,9 @@ pub struct Filter {
 impl Filter {
     /// Whether an object is selected.
     pub fn matches(&self, entry: &Entry) -> bool {
-        if !entry.store_key().starts_with(self.scope.as_bytes()) {
+        let key = entry.store_key();
+        if !key.starts_with(self.scope.as_bytes()) || (self.exact && key.len() != self.scope.len())
+        {
             return false;
         }
         if self.labels.is_none() && self.fields.is_none() {

@@ -1,0 +1,117 @@
+//! Bodies: their size, their encoding, and what they decode to.
+
+use axum::body::Body;
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use pintle_kube_types::json;
+use pintle_kube_types::status::Status;
+use serde_json::Value;
+
+use super::options::PatchKind;
+
+/// Largest body (`MaxRequestBodyBytes` of Kubernetes).
+pub const MAX_BYTES: usize = 3 * 1024 * 1024;
+
+/// Reads a whole body, or 413.
+pub async fn read(body: Body) -> Result<Bytes, Status> {
+    match Limited::new(body, MAX_BYTES).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(Status::request_entity_too_large(
+            format!("limit is {MAX_BYTES}"),
+        )),
+        Err(error) => Err(Status::bad_request(format!(
+            "reading the request body: {error}"
+        ))),
+    }
+}
+
+/// How a body is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encoding {
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+}
+
+/// The encoding a content type names, or 415.
+pub fn encoding(content_type: Option<&str>) -> Result<Encoding, Status> {
+    match media_type(content_type).as_str() {
+        "" | "application/json" => Ok(Encoding::Json),
+        "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(Encoding::Yaml),
+        _ => Err(Status::unsupported_media_type(&[
+            "application/json",
+            "application/yaml",
+        ])),
+    }
+}
+
+/// The patch format a content type names, or 415.
+pub fn patch_kind(content_type: Option<&str>) -> Result<PatchKind, Status> {
+    match media_type(content_type).as_str() {
+        "application/json-patch+json" => Ok(PatchKind::Json),
+        "application/merge-patch+json" => Ok(PatchKind::Merge),
+        "application/strategic-merge-patch+json" => Ok(PatchKind::Strategic),
+        "application/apply-patch+yaml" => Ok(PatchKind::Apply),
+        _ => Err(Status::unsupported_media_type(&[
+            "application/json-patch+json",
+            "application/merge-patch+json",
+            "application/strategic-merge-patch+json",
+            "application/apply-patch+yaml",
+        ])),
+    }
+}
+
+fn media_type(content_type: Option<&str>) -> String {
+    content_type
+        .unwrap_or_default()
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase()
+}
+
+/// Decodes a body; the second answer names fields given twice.
+pub fn decode(bytes: &[u8], encoding: Encoding) -> Result<(Value, Vec<String>), Status> {
+    match encoding {
+        Encoding::Json => json::parse(bytes).map_err(|error| {
+            Status::bad_request(format!(
+                "couldn't get version/kind; json parse error: {error}"
+            ))
+        }),
+        Encoding::Yaml => serde_saphyr::from_slice::<Value>(bytes)
+            .map(|value| (value, Vec::new()))
+            .map_err(|error| {
+                Status::bad_request(format!("error converting YAML to JSON: {error}"))
+            }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pintle_kube_types::status::Reason;
+
+    use super::*;
+
+    #[test]
+    fn encodings() {
+        assert_eq!(encoding(None), Ok(Encoding::Json));
+        assert_eq!(
+            encoding(Some("application/yaml; charset=utf-8")),
+            Ok(Encoding::Yaml)
+        );
+        let refused = encoding(Some("application/vnd.kubernetes.protobuf")).expect_err("415");
+        assert_eq!(refused.reason, Reason::UnsupportedMediaType);
+    }
+
+    #[test]
+    fn malformed_bodies_are_bad_requests() {
+        for (bytes, encoding) in [(&b"{"[..], Encoding::Json), (b"a: [", Encoding::Yaml)] {
+            let refused = decode(bytes, encoding).expect_err("400");
+            assert_eq!(refused.code, 400);
+        }
+        let (value, _) = decode(b"a: 1\n", Encoding::Yaml).expect("yaml");
+        assert_eq!(value, serde_json::json!({"a": 1}));
+    }
+}
