@@ -1,10 +1,22 @@
 //! Streaming subresources of pods: log, exec, attach and port-forward, carried to the node's
 //! agent by a [`NodeProxy`].
+//!
+//! Watches and changes no state. The request was authenticated and authorised before; here its
+//! options are checked as Kubernetes checks them, the agent is asked for the stream, and bytes
+//! are passed on.
+//!
+//! - [`options`]: pure; query to typed options, which container is meant.
+//! - [`log`]: `GET pods/NAME/log`.
+//! - [`remote`]: exec and attach over WebSocket (`v5.channel.k8s.io`, `v4.channel.k8s.io`).
+
+mod log;
+mod options;
+mod remote;
 
 use async_trait::async_trait;
 use axum::body::Body;
 use pintle_kube_types::object::Object;
-use pintle_kube_types::status::Status;
+use pintle_kube_types::status::{Reason, Status};
 use pintle_proto::node::{StreamFrame, open_stream::Target};
 use tokio::sync::mpsc;
 
@@ -32,14 +44,48 @@ pub async fn serve(
     proxy: &dyn NodeProxy,
     subresource: &str,
     pod: &Object,
-    _request: ::http::Request<Body>,
+    request: ::http::Request<Body>,
 ) -> Result<::http::Response<Body>, Status> {
-    let node = pod
-        .pointer("/spec/nodeName")
-        .and_then(serde_json::Value::as_str)
-        .unwrap_or_default();
-    let _ = proxy;
-    Err(Status::bad_request(format!(
-        "{subresource} of a pod on node {node:?} is not served"
-    )))
+    match subresource {
+        "log" => log::serve(proxy, pod, &request).await,
+        "exec" => {
+            let target = options::exec(pod, request.uri().query().unwrap_or_default())?;
+            remote::serve(proxy, pod, target, request).await
+        }
+        "attach" => {
+            let target = options::attach(pod, request.uri().query().unwrap_or_default())?;
+            remote::serve(proxy, pod, target, request).await
+        }
+        _ => Err(Status::new(
+            Reason::BadRequest,
+            format!("the server does not serve {subresource} of pods"),
+        )),
+    }
+}
+
+/// The node a pod is bound to.
+fn node_of(pod: &Object) -> Option<&str> {
+    pod.str_at(&["spec", "nodeName"]).filter(|n| !n.is_empty())
+}
+
+/// The failure an agent reports, or `None` for success.
+fn failure_of(status: &[u8]) -> Option<Status> {
+    let status: serde_json::Value = serde_json::from_slice(status).ok()?;
+    if status.get("status").and_then(serde_json::Value::as_str) == Some("Success") {
+        return None;
+    }
+    let text = |field: &str| {
+        status
+            .get(field)
+            .and_then(serde_json::Value::as_str)
+            .unwrap_or_default()
+    };
+    let mut failure = Status::new(Reason::parse(text("reason")), text("message"));
+    let code = status.get("code").and_then(serde_json::Value::as_u64);
+    if let Some(code) = code.and_then(|code| u16::try_from(code).ok())
+        && code >= 400
+    {
+        failure.code = code;
+    }
+    Some(failure)
 }
