@@ -110,29 +110,36 @@ impl Runtime {
     async fn adopt_one(&self, pod_uid: &str) -> Result<(), RuntimeError> {
         let dir = self.sandbox_dir(pod_uid);
         let orders = sandbox::read_orders(&dir)?;
-        match sandbox::connect(&dir, pod_uid).await {
+        let taken_up = match sandbox::connect(&dir, pod_uid).await {
             Ok(link) => {
-                self.take_up(orders.spec, orders.cgroup, link).await?;
+                self.take_up(orders.spec.clone(), orders.cgroup.clone(), link)
+                    .await
             }
-            Err(error) => {
-                tracing::info!(pod_uid, %error, "the shim died while no agent watched");
-                self.kill_cgroup(pod_uid, &orders.cgroup)?;
-                let handle = Handle {
-                    spec: orders.spec,
-                    cgroup: orders.cgroup,
-                    link: None,
-                    state: Mutex::new(State {
-                        shim: sandbox::read_state(&dir)?,
-                        ..State::default()
-                    }),
-                };
-                handle.shim_gone(now_nanos());
-                self.inner
-                    .sandboxes
-                    .lock()
-                    .insert(pod_uid.to_owned(), Arc::new(handle));
-            }
-        }
+            Err(error) => Err(error),
+        };
+        let error = match taken_up {
+            Ok(_) => return Ok(()),
+            // A shim that is just dying may still accept.
+            Err(error @ (RuntimeError::Connection { .. } | RuntimeError::ShimGone { .. })) => error,
+            Err(error) => return Err(error),
+        };
+        tracing::info!(pod_uid, %error, "the shim died while no agent watched");
+        self.kill_cgroup(pod_uid, &orders.cgroup)?;
+        let shim = sandbox::read_state(&dir)?;
+        let handle = Handle {
+            spec: orders.spec,
+            cgroup: orders.cgroup,
+            link: None,
+            state: Mutex::new(State {
+                shim,
+                ..State::default()
+            }),
+        };
+        handle.shim_gone(now_nanos());
+        self.inner
+            .sandboxes
+            .lock()
+            .insert(pod_uid.to_owned(), Arc::new(handle));
         Ok(())
     }
 

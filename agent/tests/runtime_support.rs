@@ -20,7 +20,10 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) async fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::Builder::new()
+            .prefix("pintle-runtime-")
+            .tempdir()
+            .unwrap();
         let unique = dir
             .path()
             .file_name()
@@ -160,6 +163,33 @@ impl Fixture {
         assert!(!self.config.cgroups.root().exists());
         assert_eq!(fs::read_dir(self.path("run/pods")).unwrap().count(), 0);
     }
+}
+
+/// A case that fails must not leave processes behind either.
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        let root = self.config.cgroups.root();
+        if root.exists() {
+            fs::write(root.join("cgroup.kill"), "1").unwrap();
+            let populated = || {
+                fs::read_to_string(root.join("cgroup.events"))
+                    .is_ok_and(|text| text.contains("populated 1"))
+            };
+            while populated() {
+                std::thread::yield_now();
+            }
+            remove_cgroups(root);
+        }
+    }
+}
+
+fn remove_cgroups(path: &Path) {
+    for entry in fs::read_dir(path).unwrap().flatten() {
+        if entry.file_type().unwrap().is_dir() {
+            remove_cgroups(&entry.path());
+        }
+    }
+    fs::remove_dir(path).unwrap();
 }
 
 fn busybox(root: &Path) {

@@ -144,11 +144,6 @@ fn prepare_container(context: &Create<'_>) -> Result<Identity, SetupError> {
         &identity,
         spec.tty,
     )?;
-    if !spec.cwd.as_os_str().is_empty() {
-        let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-            .map_err(step("open /"))?;
-        rootfs::ensure(root.as_fd(), &spec.cwd, true).map_err(step("make working directory"))?;
-    }
     Ok(identity)
 }
 

@@ -6,10 +6,12 @@
 //! elsewhere. Nothing is ever mounted in the host's namespace. What propagates
 //! is decided by the clones taken before `/` is made private.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
@@ -187,6 +189,9 @@ pub(crate) fn enter(spec: &ContainerSpec, sources: Sources) -> Result<(), SetupE
         for path in &spec.masked_paths {
             root.mask(Path::new(path))?;
         }
+    }
+    if !spec.cwd.as_os_str().is_empty() {
+        ensure(root.0.as_fd(), &spec.cwd, true).map_err(step("make working directory"))?;
     }
     if spec.read_only_rootfs {
         sys::mount_setattr(root.0.as_fd(), SET_READONLY, 0, false)
@@ -405,25 +410,54 @@ fn open_in(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> rustix::io::Resu
 }
 
 /// Opens a directory or file inside `root`, making what is missing.
-pub(crate) fn ensure(
-    root: BorrowedFd<'_>,
-    path: &Path,
-    directory: bool,
-) -> rustix::io::Result<OwnedFd> {
+fn ensure(root: BorrowedFd<'_>, path: &Path, directory: bool) -> rustix::io::Result<OwnedFd> {
+    const MOST_LINKS: u32 = 40;
+    let mut path = normal(Path::new(""), path);
+    for _ in 0..MOST_LINKS {
+        match ensure_once(root, &path, directory)? {
+            Made::Opened(fd) => return Ok(fd),
+            Made::DanglingLink(target) => path = target,
+        }
+    }
+    Err(rustix::io::Errno::LOOP)
+}
+
+enum Made {
+    Opened(OwnedFd),
+    /// A link led to something that does not exist; this is where to go on.
+    DanglingLink(PathBuf),
+}
+
+/// `path` as seen from `base`, without `.` and `..`, relative to the root.
+fn normal(base: &Path, path: &Path) -> PathBuf {
+    let mut result = if path.is_absolute() {
+        PathBuf::new()
+    } else {
+        base.to_owned()
+    };
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => result.push(name),
+            Component::ParentDir => {
+                result.pop();
+            }
+            _ => {}
+        }
+    }
+    result
+}
+
+fn ensure_once(root: BorrowedFd<'_>, path: &Path, directory: bool) -> rustix::io::Result<Made> {
     match open_in(root, path, OFlags::PATH) {
         Err(rustix::io::Errno::NOENT) => {}
-        other => return other,
+        other => return other.map(Made::Opened),
     }
     let mut done = PathBuf::new();
     let mut parent = open_in(root, &done, OFlags::PATH | OFlags::DIRECTORY)?;
-    let mut components = path
-        .components()
-        .filter_map(|component| match component {
-            Component::Normal(name) => Some(name),
-            _ => None,
-        })
-        .peekable();
+    let mut components = path.components();
     while let Some(name) = components.next() {
+        let rest = components.as_path();
+        let before = done.clone();
         done.push(name);
         match open_in(root, &done, OFlags::PATH) {
             Ok(fd) => {
@@ -433,7 +467,12 @@ pub(crate) fn ensure(
             Err(rustix::io::Errno::NOENT) => {}
             Err(error) => return Err(error),
         }
-        if components.peek().is_none() && !directory {
+        let name = Path::new(&name);
+        if let Ok(target) = rustix::fs::readlinkat(&parent, name, Vec::new()) {
+            let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+            return Ok(Made::DanglingLink(normal(&before, &target).join(rest)));
+        }
+        if rest.as_os_str().is_empty() && !directory {
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             rustix::fs::openat(&parent, name, flags, Mode::from_raw_mode(0o644))?;
         } else {
@@ -441,7 +480,7 @@ pub(crate) fn ensure(
         }
         parent = open_in(root, &done, OFlags::PATH)?;
     }
-    Ok(parent)
+    Ok(Made::Opened(parent))
 }
 
 struct Root(OwnedFd);

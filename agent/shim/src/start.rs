@@ -44,6 +44,8 @@ pub(crate) fn step<E: Into<io::Error>>(what: &str) -> impl FnOnce(E) -> StartErr
 /// started this returns at once; the shim proper is its child, and returns
 /// when the sandbox has been removed.
 pub(crate) fn start(dir: &Path) -> Result<(), StartError> {
+    // Whatever the agent forgot to close would end up in containers.
+    sys::close_files_from(3);
     let file = dir.join(SANDBOX_FILE);
     let text = fs::read(&file).map_err(|source| StartError::Read {
         path: file.clone(),
@@ -141,7 +143,7 @@ fn start_pod_init() -> Result<(), StartError> {
     unshare(CloneFlags::CLONE_NEWPID).map_err(step("unshare the PID namespace"))?;
     if sys::fork().map_err(step("start the pod's init"))? {
         sys::set_name(c"pause");
-        sys::close_all_files();
+        sys::close_files_from(0);
         sys::reap_for_ever()
     }
     Ok(())

@@ -352,10 +352,11 @@ pub(crate) fn attach_device_program(cgroup: BorrowedFd<'_>, program: &[u64]) -> 
     Ok(())
 }
 
-/// Closes every descriptor of this process.
-pub(crate) fn close_all_files() {
-    // SAFETY: the caller uses no descriptor afterwards.
-    unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0) };
+/// Closes every descriptor from `first` on.
+pub(crate) fn close_files_from(first: u32) {
+    // SAFETY: the callers hold no descriptor in that range that they use
+    // afterwards.
+    unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
 }
 
 /// Waits for ever while the kernel reaps children by itself.
