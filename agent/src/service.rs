@@ -12,6 +12,8 @@ mod datapath;
 mod desired;
 mod sync;
 mod table;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::path::PathBuf;
 

@@ -40,7 +40,12 @@ pub(super) fn mount_for(directory: &Path) -> Result<(), DataPathError> {
 /// Undoes [`mount_for`], unless someone else mounted it or something is left in it.
 pub(super) fn unmount_own(directory: &Path) {
     let point = mount_point(directory);
-    let is_empty = std::fs::read_dir(&point).is_ok_and(|mut entries| entries.next().is_none());
+    // The kernel itself puts `maps.debug` and `progs.debug` into every bpffs.
+    let is_empty = std::fs::read_dir(&point).is_ok_and(|entries| {
+        entries
+            .flatten()
+            .all(|entry| entry.file_name().to_string_lossy().ends_with(".debug"))
+    });
     if !is_empty || !is_own(&point) {
         return;
     }

@@ -44,6 +44,11 @@ use crate::sys::bpf;
 /// The compiled programs; empty when they were not compiled.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PINTLE_BPF_OBJECT"));
 
+/// Whether this program has no BPF programs in it.
+pub(super) fn is_built_without() -> bool {
+    OBJECT.is_empty()
+}
+
 /// Why there is no data path, or why a change did not get into it.
 #[derive(Debug, thiserror::Error)]
 pub enum DataPathError {
@@ -194,8 +199,14 @@ impl DataPath {
         Self::open_with(config, tcx)
     }
 
+    /// As on a kernel before 6.6.
+    #[cfg(test)]
+    pub(crate) fn open_without_tcx(config: &ServiceConfig) -> Result<Self, DataPathError> {
+        Self::open_with(config, false)
+    }
+
     fn open_with(config: &ServiceConfig, tcx: bool) -> Result<Self, DataPathError> {
-        if OBJECT.is_empty() {
+        if is_built_without() {
             return Err(DataPathError::BuiltWithout);
         }
         bpffs::mount_for(&config.bpffs_dir)?;

@@ -15,7 +15,7 @@ use crate::session::ClusterChange;
 
 /// State of the synchroniser's task.
 #[derive(Debug)]
-pub(super) struct Synchroniser {
+pub(crate) struct Synchroniser {
     data_path: DataPath,
     cluster: ClusterServices,
     table: Option<Table>,
@@ -26,7 +26,7 @@ pub(super) struct Synchroniser {
 }
 
 impl Synchroniser {
-    pub(super) fn new(data_path: DataPath) -> Self {
+    pub(crate) fn new(data_path: DataPath) -> Self {
         Self {
             data_path,
             cluster: ClusterServices::default(),
@@ -37,7 +37,7 @@ impl Synchroniser {
     }
 
     /// Takes changes in their order and returns the state afterwards.
-    pub(super) fn apply(
+    pub(crate) fn apply(
         &mut self,
         changes: impl IntoIterator<Item = ClusterChange>,
     ) -> ServiceStatus {

@@ -3,94 +3,12 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::PathBuf;
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
-
 use super::super::cluster::fixtures::{endpoint, service, slice};
-use super::super::sync::Synchroniser;
+use super::super::testing::{TestNode, move_to};
 use super::*;
 use crate::session::ClusterChange;
-
-/// This process in a cgroup of its own, and a directory for pins.
-pub(crate) struct Node {
-    cgroup: PathBuf,
-    home: PathBuf,
-    bpffs_dir: PathBuf,
-    _alone: MutexGuard<'static, ()>,
-}
-
-/// One test at a time: they move the whole process.
-static ALONE: Mutex<()> = Mutex::new(());
-
-impl Node {
-    /// `None`, with the reason printed, where the kernel or the build lacks something.
-    pub(crate) fn new(name: &str) -> Option<Self> {
-        if OBJECT.is_empty() {
-            skip("built without the BPF object (cargo xtask build-ebpf)");
-            return None;
-        }
-        if !nix::unistd::geteuid().is_root() {
-            skip("not root");
-            return None;
-        }
-        let Some(root) = cgroup_root() else {
-            skip("no cgroup v2");
-            return None;
-        };
-        let alone = ALONE.lock();
-        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
-        let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
-        let name = format!("pintle-test-{}-{name}", std::process::id());
-        let cgroup = root.join(&name);
-        std::fs::create_dir_all(&cgroup).unwrap();
-        let node = Self {
-            home: root.join(own.unwrap_or_default()),
-            bpffs_dir: Path::new("/sys/fs/bpf").join(name),
-            cgroup,
-            _alone: alone,
-        };
-        move_to(&node.cgroup);
-        Some(node)
-    }
-
-    pub(crate) fn config(&self) -> ServiceConfig {
-        ServiceConfig {
-            attach_cgroup: self.cgroup.clone(),
-            bpffs_dir: self.bpffs_dir.clone(),
-        }
-    }
-
-    fn synchroniser(&self) -> Synchroniser {
-        Synchroniser::new(DataPath::open(&self.config()).unwrap())
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        move_to(&self.home);
-        remove_pins(&self.bpffs_dir).unwrap();
-        std::fs::remove_dir(&self.cgroup).unwrap();
-    }
-}
-
-fn move_to(cgroup: &Path) {
-    std::fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string()).unwrap();
-}
-
-#[expect(clippy::print_stdout, reason = "the runner of the tests reads it")]
-fn skip(reason: &str) {
-    println!("skipped: {reason}");
-}
-
-fn cgroup_root() -> Option<PathBuf> {
-    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
-    mounts.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split(' ').collect();
-        (fields.get(2) == Some(&"cgroup2")).then(|| PathBuf::from(fields[1]))
-    })
-}
 
 /// Answers each connection with its name.
 fn tcp_backend(address: &str) -> SocketAddr {
@@ -149,7 +67,9 @@ fn web(backends: &[(&str, bool)], port: u16) -> Vec<ClusterChange> {
 
 #[test]
 fn tcp_connections_reach_every_ready_backend() {
-    let Some(node) = Node::new("tcp") else { return };
+    let Some(node) = TestNode::new("tcp") else {
+        return;
+    };
     let first = tcp_backend("127.0.0.1");
     let second = TcpListener::bind(("127.0.0.2", first.port())).unwrap();
     std::thread::spawn(move || {
@@ -157,7 +77,7 @@ fn tcp_connections_reach_every_ready_backend() {
             stream.unwrap().write_all(b"127.0.0.2").unwrap();
         }
     });
-    let mut synchroniser = node.synchroniser();
+    let mut synchroniser = node.open();
     let mut changes = web(&[("127.0.0.1", true), ("127.0.0.2", true)], first.port());
     changes.push(ClusterChange::Synced);
     let status = synchroniser.apply(changes);
@@ -188,10 +108,10 @@ fn tcp_connections_reach_every_ready_backend() {
 
 #[test]
 fn a_service_without_endpoints_refuses_at_once() {
-    let Some(node) = Node::new("refuse") else {
+    let Some(node) = TestNode::new("refuse") else {
         return;
     };
-    let mut synchroniser = node.synchroniser();
+    let mut synchroniser = node.open();
     synchroniser.apply([
         service("web", "10.96.77.1", &[("", 80, "TCP"), ("u", 53, "UDP")]),
         ClusterChange::Synced,
@@ -207,7 +127,9 @@ fn a_service_without_endpoints_refuses_at_once() {
 
 #[test]
 fn udp_sockets_see_the_service_and_keep_their_backend() {
-    let Some(node) = Node::new("udp") else { return };
+    let Some(node) = TestNode::new("udp") else {
+        return;
+    };
     let port = udp_backend("127.0.0.1", 0).port();
     udp_backend("127.0.0.2", port);
     let dns = |backends: &[&str]| {
@@ -223,7 +145,7 @@ fn udp_sockets_see_the_service_and_keep_their_backend() {
             ),
         ]
     };
-    let mut synchroniser = node.synchroniser();
+    let mut synchroniser = node.open();
     synchroniser.apply(dns(&["127.0.0.1", "127.0.0.2"]));
     synchroniser.apply([ClusterChange::Synced]);
 
@@ -271,19 +193,19 @@ fn udp_sockets_see_the_service_and_keep_their_backend() {
 
 #[test]
 fn the_data_path_works_without_an_agent_and_is_adopted() {
-    let Some(node) = Node::new("adopt") else {
+    let Some(node) = TestNode::new("adopt") else {
         return;
     };
     let port = tcp_backend("127.0.0.1").port();
     let mut changes = web(&[("127.0.0.1", true)], port);
     changes.push(service("old", "10.96.77.2", &[("", 80, "TCP")]));
     changes.push(ClusterChange::Synced);
-    let mut synchroniser = node.synchroniser();
+    let mut synchroniser = node.open();
     synchroniser.apply(changes);
     drop(synchroniser);
     assert_eq!(ask(vip(80)).unwrap().0, "127.0.0.1", "no agent");
 
-    let mut synchroniser = node.synchroniser();
+    let mut synchroniser = node.open();
     assert_eq!(ask(vip(80)).unwrap().0, "127.0.0.1", "before the sync");
     let changes = web(&[("127.0.0.1", true)], port);
     let status = synchroniser.apply(changes);
@@ -302,7 +224,7 @@ fn the_data_path_works_without_an_agent_and_is_adopted() {
     std::fs::remove_dir(&node.cgroup).unwrap();
     std::fs::create_dir(&node.cgroup).unwrap();
     move_to(&node.cgroup);
-    let mut synchroniser = node.synchroniser();
+    let mut synchroniser = node.open();
     let mut changes = web(&[("127.0.0.1", true)], port);
     changes.push(ClusterChange::Synced);
     assert_eq!(synchroniser.apply(changes).problem, None);
