@@ -47,7 +47,11 @@ pub async fn serve(
     request: ::http::Request<Body>,
 ) -> Result<::http::Response<Body>, Status> {
     match subresource {
-        "log" => log::serve(proxy, pod, &request).await,
+        "log" => {
+            // A reference to the request would not be Send: its body is not Sync.
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            log::serve(proxy, pod, &query).await
+        }
         "exec" => {
             let target = options::exec(pod, request.uri().query().unwrap_or_default())?;
             remote::serve(proxy, pod, target, request).await

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use ::http::header::CONTENT_TYPE;
-use ::http::{HeaderValue, Request, Response};
+use ::http::{HeaderValue, Response};
 use axum::body::{Body, Bytes};
 use pintle_kube_types::object::Object;
 use pintle_kube_types::status::Status;
@@ -23,9 +23,9 @@ const REFUSAL_WINDOW: Duration = Duration::from_millis(500);
 pub(super) async fn serve(
     proxy: &dyn NodeProxy,
     pod: &Object,
-    request: &Request<Body>,
+    query: &str,
 ) -> Result<Response<Body>, Status> {
-    let target = options::logs(pod, request.uri().query().unwrap_or_default())?;
+    let target = options::logs(pod, query)?;
     let Some(node) = node_of(pod) else {
         // Not bound yet: there is no log, which is no error.
         return Ok(text(Body::empty()));
@@ -112,8 +112,7 @@ mod tests {
 
     async fn log_of(pod: serde_json::Value, frames: Vec<Frame>) -> Result<String, Status> {
         let pod = Object::from_value(pod).unwrap();
-        let request = Request::get("/?container=a").body(Body::empty()).unwrap();
-        let response = serve(&Node(frames), &pod, &request).await?;
+        let response = serve(&Node(frames), &pod, "container=a").await?;
         let body = axum::body::to_bytes(response.into_body(), usize::MAX).await;
         Ok(String::from_utf8(body.unwrap().to_vec()).unwrap())
     }
