@@ -50,7 +50,7 @@ impl Default for StoreConfig {
             segment_bytes: 8 << 20,
             checkpoint_bytes: 16 << 20,
             checkpoint_delay: Duration::from_secs(30),
-            history_retention: Some(Duration::from_secs(300)),
+            history_retention: Some(Duration::from_mins(5)),
             watch_buffer: 4096,
             watch_ring_events: 4096,
             watch_ring_bytes: 4 << 20,

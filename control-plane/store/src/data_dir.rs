@@ -92,6 +92,12 @@ impl DataDir {
     }
 }
 
+/// The one field that every format has.
+#[derive(Deserialize)]
+struct Format {
+    format: u64,
+}
+
 fn lock(root: &Path) -> Result<File, StoreError> {
     let path = root.join("lock");
     let file = OpenOptions::new()
@@ -134,10 +140,6 @@ fn identity(root: &Path, config: &StoreConfig) -> Result<Identity, StoreError> {
         Err(source) => return Err(StoreError::io("read", path, source)),
     };
     // The format first: a newer one may look otherwise.
-    #[derive(Deserialize)]
-    struct Format {
-        format: u64,
-    }
     let Format { format } =
         serde_json::from_slice(&bytes).map_err(|error| corrupt(error.to_string()))?;
     if format > FORMAT {

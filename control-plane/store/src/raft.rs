@@ -41,7 +41,7 @@ use network::Peers;
 use types::TypeConfig;
 
 /// How long a member that is the whole group may take to replay its log.
-const REPLAY_LIMIT: Duration = Duration::from_secs(600);
+const REPLAY_LIMIT: Duration = Duration::from_mins(10);
 
 /// One member of the Raft group.
 #[derive(Clone)]
@@ -84,7 +84,8 @@ impl Engine {
             enable_tick: false,
             // The keeper decides when to checkpoint; see `machine.rs` for what a snapshot is.
             snapshot_policy: SnapshotPolicy::Never,
-            max_in_snapshot_log_to_keep: 1_000,
+            // Nobody follows, so nothing before a checkpoint is needed.
+            max_in_snapshot_log_to_keep: 0,
             ..Config::default()
         };
         let raft_config = raft_config

@@ -274,7 +274,7 @@ pub(crate) fn put_number(out: &mut BytesMut, mut number: u64) {
         out.put_u8((number & 0x7f) as u8 | 0x80);
         number >>= 7;
     }
-    out.put_u8(number as u8 & 0x7f);
+    out.put_u8((number & 0x7f) as u8);
 }
 
 /// Appends a length-prefixed byte string.
@@ -327,7 +327,6 @@ fn take_list<T>(
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::prelude::*;
 

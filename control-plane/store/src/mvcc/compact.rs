@@ -45,11 +45,11 @@ impl Machine {
                     // more than its absence.
                     let end = at.0 + u64::from(*kind == CHANGE_DELETE);
                     let mut superseded = Vec::new();
-                    for row in history.range((&key[..], 0)..(&key[..], end))? {
+                    for row in history.range((key, 0)..(key, end))? {
                         superseded.push(row?.0.value().1);
                     }
                     for revision in superseded {
-                        history.remove((&key[..], revision))?;
+                        history.remove((key, revision))?;
                     }
                     changes.remove(*at)?;
                 }

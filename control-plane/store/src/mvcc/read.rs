@@ -251,7 +251,7 @@ struct Group {
 struct Row {
     key: Vec<u8>,
     revision: Revision,
-    row: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 fn next_group(
@@ -260,7 +260,7 @@ fn next_group(
     revision: Revision,
 ) -> Result<Option<Group>, redb::StorageError> {
     let mut group: Option<Group> = first.map(|row| Group {
-        found: (row.revision <= revision).then_some(row.row),
+        found: (row.revision <= revision).then_some(row.bytes),
         key: row.key,
         peeked: None,
     });
@@ -277,7 +277,7 @@ fn next_group(
                 group.peeked = Some(Row {
                     key: key.to_vec(),
                     revision: mod_revision,
-                    row: row.value().to_vec(),
+                    bytes: row.value().to_vec(),
                 });
                 break;
             }

@@ -3,8 +3,6 @@
 //! The test starts this test binary again as a writer that prints a line per acknowledged
 //! write, kills it at a random moment, reopens the directory and compares.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

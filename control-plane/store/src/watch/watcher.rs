@@ -85,8 +85,8 @@ impl Watcher {
                             events: Vec::new(),
                         }));
                     }
-                    Taken::End(End::Slow) => return self.fail(WatchError::SlowConsumer),
-                    Taken::End(End::Closed) => return self.fail(WatchError::Closed),
+                    Taken::End(End::Slow) => return Some(self.fail(WatchError::SlowConsumer)),
+                    Taken::End(End::Closed) => return Some(self.fail(WatchError::Closed)),
                     Taken::Nothing => subscription.woken().await,
                 },
             }
@@ -108,10 +108,12 @@ impl Watcher {
                 self.phase = Phase::Past(stretch.next);
                 (!stretch.changes.is_empty()).then(|| Ok(self.batch(&stretch.changes)))
             }
-            Err(PastError::Compacted(compacted)) => self.fail(WatchError::Compacted { compacted }),
+            Err(PastError::Compacted(compacted)) => {
+                Some(self.fail(WatchError::Compacted { compacted }))
+            }
             Err(PastError::Store(error)) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "watch ends");
-                self.fail(WatchError::Closed)
+                Some(self.fail(WatchError::Closed))
             }
         }
     }
@@ -137,10 +139,10 @@ impl Watcher {
         }
     }
 
-    fn fail(&mut self, error: WatchError) -> Option<Result<WatchBatch, WatchError>> {
+    fn fail(&mut self, error: WatchError) -> Result<WatchBatch, WatchError> {
         self.leave();
         self.phase = Phase::Ended;
-        Some(Err(error))
+        Err(error)
     }
 
     fn leave(&self) {
