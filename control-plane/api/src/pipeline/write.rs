@@ -203,7 +203,10 @@ impl Core {
         let gvk = resource.gvk();
         for _ in 0..ATTEMPTS {
             let Some(current) = self.read(&key)? else {
-                if resource.strategy.create_on_update() && subresource.is_none() {
+                if attributes.verb == super::Verb::Update
+                    && resource.strategy.create_on_update()
+                    && subresource.is_none()
+                {
                     let (mut object, _) = make(&Object::default())?;
                     if object.resource_version().is_none_or(str::is_empty) {
                         object.metadata_mut().remove("resourceVersion");

@@ -25,9 +25,11 @@ use pintle_proto::node::{Channel, StreamData, StreamFrame, TerminalSize};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
 use super::{NodeProxy, NodeStream, node_of};
 
@@ -186,7 +188,12 @@ async fn to_client(
             return;
         }
     }
-    if let Err(error) = sink.close().await {
+    // kubectl takes a close without a code for a failure.
+    let normal = CloseFrame {
+        code: CloseCode::Normal,
+        reason: Utf8Bytes::default(),
+    };
+    if let Err(error) = sink.send(Message::Close(Some(normal))).await {
         tracing::debug!(%error, "close WebSocket");
     }
 }
