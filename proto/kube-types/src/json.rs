@@ -17,6 +17,13 @@ pub fn parse(bytes: &[u8]) -> Result<(Value, Vec<String>), serde_json::Error> {
     Ok((value, state.duplicates))
 }
 
+/// Adds `[3]` to a path.
+fn push_index(path: &mut String, index: usize) {
+    path.push('[');
+    path.push_str(&index.to_string());
+    path.push(']');
+}
+
 #[derive(Default)]
 struct State {
     path: String,
@@ -71,7 +78,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut list = Vec::new();
         let length = self.0.path.len();
         loop {
-            self.0.path.push_str(&format!("[{}]", list.len()));
+            push_index(&mut self.0.path, list.len());
             let next = seq.next_element_seed(Seed(self.0));
             self.0.path.truncate(length);
             match next? {

@@ -4,9 +4,11 @@
 //! result as it would an update.
 
 pub mod apply;
+pub mod fieldset;
 pub mod json;
 pub mod merge;
 pub mod strategic;
+mod typed;
 
 /// A patch that cannot be applied. The API answers 400 for what cannot be read and 422 for what does
 /// not fit the object, as [`PatchError::is_unprocessable`] says.

@@ -25,6 +25,8 @@ pub struct Schema {
     pub name: Box<str>,
     /// What it looks like.
     pub shape: Shape,
+    /// Whether server-side apply treats every value of the type as one.
+    pub atomic: bool,
 }
 
 /// What a value looks like.
@@ -151,7 +153,7 @@ pub fn from_openapi(source: &Value) -> Arc<Schema> {
 pub fn known_kinds() -> Vec<GroupVersionKind> {
     kinds::KINDS
         .iter()
-        .map(|k| GroupVersionKind::of(k.group, k.version, k.kind))
+        .map(|k| GroupVersionKind::of(k.group, k.version, k.name))
         .collect()
 }
 
@@ -242,26 +244,27 @@ mod tests {
         assert!(schema_for(&GroupVersionKind::of("apps", "v1", "Nothing")).is_none());
     }
 
+    fn collect(schema: &Arc<Schema>, names: &mut BTreeMap<String, Arc<Schema>>) {
+        if !schema.name.is_empty()
+            && names
+                .insert(
+                    build::short_name(&schema.name).to_owned(),
+                    Arc::clone(schema),
+                )
+                .is_some()
+        {
+            return;
+        }
+        match &schema.shape {
+            Shape::Struct(fields) => fields.values().for_each(|f| collect(&f.schema, names)),
+            Shape::Map(inner) | Shape::List(inner) => collect(inner, names),
+            _ => {}
+        }
+    }
+
     #[test]
     fn every_row_of_the_table_names_a_field() {
         let mut names: BTreeMap<String, Arc<Schema>> = BTreeMap::new();
-        fn collect(schema: &Arc<Schema>, names: &mut BTreeMap<String, Arc<Schema>>) {
-            if !schema.name.is_empty()
-                && names
-                    .insert(
-                        build::short_name(&schema.name).to_owned(),
-                        Arc::clone(schema),
-                    )
-                    .is_some()
-            {
-                return;
-            }
-            match &schema.shape {
-                Shape::Struct(fields) => fields.values().for_each(|f| collect(&f.schema, names)),
-                Shape::Map(inner) | Shape::List(inner) => collect(inner, names),
-                _ => {}
-            }
-        }
         for gvk in known_kinds() {
             collect(&schema_for(&gvk).expect("built in"), &mut names);
         }

@@ -419,7 +419,7 @@ impl<'a> Parser<'a> {
                 self.next += 1;
                 Self::checked(key, value)
             }
-            other => Self::unexpected(other, "identifier"),
+            other @ Token::Symbol(_) => Self::unexpected(other, "identifier"),
         }
     }
 
@@ -700,8 +700,12 @@ mod tests {
 
         #[test]
         fn never_panics(text in "\\PC{0,32}") {
-            let _ = LabelSelector::parse(&text);
-            let _ = FieldSelector::parse(&text);
+            if let Ok(selector) = LabelSelector::parse(&text) {
+                prop_assert!(LabelSelector::parse(&selector.to_string()).is_ok());
+            }
+            if let Ok(selector) = FieldSelector::parse(&text) {
+                prop_assert!(FieldSelector::parse(&selector.to_string()).is_ok());
+            }
         }
     }
 }

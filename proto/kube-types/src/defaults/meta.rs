@@ -11,13 +11,13 @@ use crate::object::object_entry;
 
 /// A Secret: its type, and plain text moved into `data`.
 pub(super) fn secret(root: &mut Map<String, Value>) {
-    if let Some(Value::Object(plain)) = root.remove("stringData") {
-        if !plain.is_empty() {
-            let data = object_entry(root, "data");
-            for (key, value) in plain {
-                let text = value.as_str().unwrap_or("");
-                data.insert(key, STANDARD.encode(text).into());
-            }
+    if let Some(Value::Object(plain)) = root.remove("stringData")
+        && !plain.is_empty()
+    {
+        let data = object_entry(root, "data");
+        for (key, value) in plain {
+            let text = value.as_str().unwrap_or("");
+            data.insert(key, STANDARD.encode(text).into());
         }
     }
     default(root, "type", "Opaque");

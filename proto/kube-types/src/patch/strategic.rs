@@ -126,7 +126,7 @@ fn merge_map(
                     _ => Vec::new(),
                 };
                 let order = patch.get(&format!("{ELEMENT_ORDER}{name}"));
-                let merged = merge_list(old, list, order, member, &join(path, name))?;
+                let merged = merge_list(&old, list, order, member, &join(path, name))?;
                 current.insert(name.clone(), Value::Array(merged));
             }
             Value::Array(list) => {
@@ -229,20 +229,20 @@ fn reorder_only(
 }
 
 fn merge_list(
-    current: Vec<Value>,
+    current: &[Value],
     patch: &[Value],
     order: Option<&Value>,
     member: Member<'_>,
     path: &str,
 ) -> Result<Vec<Value>, PatchError> {
     let merged = match member.merge_key() {
-        Some(key) => merge_by_key(current.clone(), patch, key, member, path)?,
-        None => merge_primitives(current.clone(), patch),
+        Some(key) => merge_by_key(current.to_vec(), patch, key, member, path)?,
+        None => merge_primitives(current.to_vec(), patch),
     };
     match order {
         Some(order) => {
             check_order(patch, order, member, path)?;
-            reorder(merged, &current, order, member, path)
+            reorder(merged, current, order, member, path)
         }
         None => Ok(merged),
     }
@@ -433,6 +433,10 @@ mod tests {
         strategic_merge(current, patch, &pod_schema()).expect("applies")
     }
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "callers write the value in place"
+    )]
     fn pod(containers: Value) -> Value {
         json!({"spec": {"containers": containers}})
     }

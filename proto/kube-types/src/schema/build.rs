@@ -107,6 +107,7 @@ impl Builder<'_> {
             Arc::new(Schema {
                 name: name.into(),
                 shape: Shape::Any,
+                atomic: true,
             })
         };
         if self.open.iter().any(|n| n == name) {
@@ -121,6 +122,7 @@ impl Builder<'_> {
         let schema = Arc::new(Schema {
             name: name.into(),
             shape,
+            atomic: merge_row(name, "").is_some_and(|(_, list)| list == "atomic"),
         });
         self.built.insert(name.to_owned(), Arc::clone(&schema));
         schema
@@ -138,6 +140,7 @@ impl Builder<'_> {
         Arc::new(Schema {
             name: Box::default(),
             shape: self.shape("", source),
+            atomic: extension(source) == "atomic",
         })
     }
 
@@ -200,8 +203,7 @@ impl Builder<'_> {
                         Some((patch, list)) => (patch.to_owned(), list.to_owned()),
                         None => (String::new(), extension(source)),
                     };
-                    let atomic = list == "atomic"
-                        || merge_row(&schema.name, "").is_some_and(|(_, l)| l == "atomic");
+                    let atomic = list == "atomic" || schema.atomic;
                     let field_schema = Field {
                         schema,
                         required: required.contains(&field.as_str()),

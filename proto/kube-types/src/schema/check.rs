@@ -41,7 +41,7 @@ impl<'a> Walker<'a> {
         }
         match (&schema.shape, value) {
             (Shape::Any, _)
-            | (Shape::String, Value::String(_))
+            | (Shape::String | Shape::IntOrString, Value::String(_))
             | (Shape::Bool, Value::Bool(_))
             | (Shape::Float, Value::Number(_)) => {}
             (Shape::Struct(fields), Value::Object(map)) => {
@@ -81,14 +81,16 @@ impl<'a> Walker<'a> {
                 let owner = self.owner;
                 for (i, value) in list.iter().enumerate() {
                     let length = self.path.len();
-                    self.path.push_str(&format!("[{i}]"));
+                    self.path.push('[');
+                    self.path.push_str(&i.to_string());
+                    self.path.push(']');
                     self.value(items, value);
                     self.owner = owner;
                     self.path.truncate(length);
                 }
             }
             (Shape::Int32, Value::Number(n)) => {
-                if !n.as_i64().is_some_and(|n| i32::try_from(n).is_ok()) {
+                if n.as_i64().is_none_or(|n| i32::try_from(n).is_err()) {
                     self.mismatch(schema, &format!("number {n}"));
                 }
             }
@@ -118,9 +120,8 @@ impl<'a> Walker<'a> {
                     self.report.type_errors.push(error.to_string());
                 }
             }
-            (Shape::IntOrString, Value::String(_)) => {}
             (Shape::IntOrString, Value::Number(n)) => {
-                if !n.as_i64().is_some_and(|n| i32::try_from(n).is_ok()) {
+                if n.as_i64().is_none_or(|n| i32::try_from(n).is_err()) {
                     self.report.type_errors.push(format!(
                         "json: cannot unmarshal number {n} into Go value of type int32"
                     ));

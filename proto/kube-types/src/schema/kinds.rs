@@ -18,7 +18,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 pub(super) struct Kind {
     pub(super) group: &'static str,
     pub(super) version: &'static str,
-    pub(super) kind: &'static str,
+    pub(super) name: &'static str,
     /// Whether there is a list of it.
     pub(super) list: bool,
     pub(super) definition: fn() -> Cow<'static, str>,
@@ -34,7 +34,7 @@ macro_rules! kinds {
         &[$($(Kind {
             group: $group,
             version: $version,
-            kind: stringify!($kind),
+            name: stringify!($kind),
             list: $list,
             definition: <$type as JsonSchema>::schema_name,
             generate: generate::<$type>,
@@ -133,9 +133,9 @@ pub(super) const KINDS: &[Kind] = kinds! {
 pub(super) fn find(group: &str, version: &str, kind: &str) -> Option<&'static Kind> {
     // Every group version knows the options of a delete.
     if kind == "DeleteOptions" {
-        return KINDS.iter().find(|k| k.kind == kind);
+        return KINDS.iter().find(|k| k.name == kind);
     }
     KINDS
         .iter()
-        .find(|k| k.group == group && k.version == version && k.kind == kind)
+        .find(|k| k.group == group && k.version == version && k.name == kind)
 }

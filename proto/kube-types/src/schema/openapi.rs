@@ -48,8 +48,8 @@ pub(super) fn definitions(gv: &GroupVersion) -> Option<Value> {
     for kind in &kinds {
         let name = (kind.definition)();
         if kind.list {
-            let item_description = format!("List of {}.", kind.kind);
-            let list_kind = format!("{}List", kind.kind);
+            let item_description = format!("List of {}.", kind.name);
+            let list_kind = format!("{}List", kind.name);
             let list_name = format!("{name}List");
             definitions.insert(
                 list_name,
@@ -57,7 +57,7 @@ pub(super) fn definitions(gv: &GroupVersion) -> Option<Value> {
             );
         }
         if let Some(definition) = definitions.get_mut(name.as_ref()) {
-            mark_kind(definition, gv, kind.kind, &kind_names, &name);
+            mark_kind(definition, gv, kind.name, &kind_names, &name);
         }
     }
     for (kind, name) in [

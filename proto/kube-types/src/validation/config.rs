@@ -164,16 +164,14 @@ fn secret(secret: &Secret, errors: &mut ErrorList) {
         }
         "kubernetes.io/dockercfg" => json_key(data, ".dockercfg", errors),
         "kubernetes.io/dockerconfigjson" => json_key(data, ".dockerconfigjson", errors),
-        "kubernetes.io/basic-auth" => {
-            if !data.contains_key("username") && !data.contains_key("password") {
-                require("username");
-                require("password");
-            }
+        "kubernetes.io/basic-auth"
+            if !data.contains_key("username") && !data.contains_key("password") =>
+        {
+            require("username");
+            require("password");
         }
-        "kubernetes.io/ssh-auth" => {
-            if data.get("ssh-privatekey").is_none_or(|v| v.0.is_empty()) {
-                errors.push(FieldError::required(&path.key("ssh-privatekey"), ""));
-            }
+        "kubernetes.io/ssh-auth" if data.get("ssh-privatekey").is_none_or(|v| v.0.is_empty()) => {
+            errors.push(FieldError::required(&path.key("ssh-privatekey"), ""));
         }
         "kubernetes.io/tls" => {
             require("tls.crt");

@@ -1,7 +1,7 @@
 //! Rules of what nodes report: Nodes, Leases and Events.
 
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Event, Node, Taint};
+use k8s_openapi::api::core::v1::{Event, Node, NodeSpec, Taint};
 use k8s_openapi::api::events::v1 as events_v1;
 
 use super::{Rules, invalid_each, not_negative, one_of_or_none};
@@ -134,7 +134,7 @@ fn taints(taints: &[Taint], path: &Path, errors: &mut ErrorList) {
 
 fn node_update(new: &Node, old: &Node, errors: &mut ErrorList) {
     let path = Path::new("spec");
-    let none = Default::default();
+    let none = NodeSpec::default();
     let (new, old) = (
         new.spec.as_ref().unwrap_or(&none),
         old.spec.as_ref().unwrap_or(&none),

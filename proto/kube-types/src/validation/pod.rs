@@ -71,7 +71,12 @@ fn binding(binding: &Binding, errors: &mut ErrorList) {
             &["Node", "<empty>"],
         ));
     }
-    if binding.target.name.as_ref().is_none_or(|n| n.is_empty()) {
+    if binding
+        .target
+        .name
+        .as_ref()
+        .is_none_or(std::string::String::is_empty)
+    {
         errors.push(FieldError::required(&path.child("name"), ""));
     }
 }
@@ -241,7 +246,11 @@ fn dns_config(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
         }
     }
     for (i, option) in config.options.iter().flatten().enumerate() {
-        if option.name.as_ref().is_none_or(|n| n.is_empty()) {
+        if option
+            .name
+            .as_ref()
+            .is_none_or(std::string::String::is_empty)
+        {
             errors.push(FieldError::required(
                 &path.child("options").index(i),
                 "must not be empty",

@@ -231,7 +231,7 @@ fn service_port(
 pub(super) fn port_number_or_name(port: &IntOrString, path: &Path, errors: &mut ErrorList) {
     match port {
         IntOrString::Int(number) => {
-            invalid_each(errors, path, number, names::port_number((*number).into()))
+            invalid_each(errors, path, number, names::port_number((*number).into()));
         }
         IntOrString::String(name) => invalid_each(errors, path, name, names::port_name(name)),
     }

@@ -62,6 +62,10 @@ fn pod_with(patch: &Value) -> Vec<String> {
     texts(&validate_create(&POD, &merged(&pod(), patch)))
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "callers write the value in place"
+)]
 fn service_with(spec: Value) -> Vec<String> {
     texts(&validate_create(
         &SERVICE,

@@ -157,11 +157,14 @@ fn replica_set(set: &ReplicaSet, errors: &mut ErrorList) {
 }
 
 fn is_empty(selector: &LabelSelector) -> bool {
-    selector.match_labels.as_ref().is_none_or(|m| m.is_empty())
+    selector
+        .match_labels
+        .as_ref()
+        .is_none_or(std::collections::BTreeMap::is_empty)
         && selector
             .match_expressions
             .as_ref()
-            .is_none_or(|e| e.is_empty())
+            .is_none_or(std::vec::Vec::is_empty)
 }
 
 fn check_selector(selector: &LabelSelector, path: &Path, errors: &mut ErrorList) {

@@ -303,7 +303,11 @@ fn value_from(source: &EnvVarSource, has_value: bool, path: &Path, errors: &mut 
     if let Some(field) = &source.field_ref {
         count += 1;
         let path = path.child("fieldRef");
-        if field.api_version.as_ref().is_none_or(|v| v.is_empty()) {
+        if field
+            .api_version
+            .as_ref()
+            .is_none_or(std::string::String::is_empty)
+        {
             errors.push(FieldError::required(&path.child("apiVersion"), ""));
         }
         let text = field.field_path.as_str();

@@ -123,7 +123,7 @@ fn handler(handler: &Handler<'_>, grace: Option<i64>, path: &Path, errors: &mut 
     };
     if let Some(exec) = handler.exec
         && only_one("exec", errors)
-        && exec.command.as_ref().is_none_or(|c| c.is_empty())
+        && exec.command.as_ref().is_none_or(std::vec::Vec::is_empty)
     {
         errors.push(FieldError::required(&path.child("exec.command"), ""));
     }
@@ -163,7 +163,7 @@ fn handler(handler: &Handler<'_>, grace: Option<i64>, path: &Path, errors: &mut 
 }
 
 fn http_get(get: &HTTPGetAction, path: &Path, errors: &mut ErrorList) {
-    if get.path.as_ref().is_none_or(|p| p.is_empty()) {
+    if get.path.as_ref().is_none_or(std::string::String::is_empty) {
         errors.push(FieldError::required(&path.child("path"), ""));
     }
     port_number_or_name(&get.port, &path.child("port"), errors);

@@ -103,10 +103,10 @@ fn describe(new: &Value, old: &Value, path: &str, out: &mut String) {
         }
         (a, b) if a != b => {
             if !b.is_null() {
-                out.push_str(&format!("- {path}: {b}\n"));
+                out.extend(["- ", path, ": ", &b.to_string(), "\n"]);
             }
             if !a.is_null() {
-                out.push_str(&format!("+ {path}: {a}\n"));
+                out.extend(["+ ", path, ": ", &a.to_string(), "\n"]);
             }
         }
         _ => {}

@@ -95,7 +95,11 @@ fn source(volume: &Volume, path: &Path, errors: &mut ErrorList) {
     }
     if let Some(secret) = &volume.secret {
         let path = path.child("secret");
-        if secret.secret_name.as_ref().is_none_or(|n| n.is_empty()) {
+        if secret
+            .secret_name
+            .as_ref()
+            .is_none_or(std::string::String::is_empty)
+        {
             errors.push(FieldError::required(&path.child("secretName"), ""));
         }
         mode(secret.default_mode, &path.child("defaultMode"), errors);
