@@ -29,7 +29,9 @@ pub use recorder::EventRecorder;
 
 use crate::pipeline::{Attributes, Core, Stored, Verb};
 use crate::registry::Resource;
-use crate::request::options::{DeleteOptions, ListOptions, PatchKind, WatchOptions, WriteOptions};
+use crate::request::options::{
+    DeleteOptions, ListOptions, PatchKind, VersionMatch, WatchOptions, WriteOptions,
+};
 
 /// A kind the API serves, as its typed view.
 pub trait Kind:
@@ -453,10 +455,15 @@ impl Client {
         params: &ListParams,
     ) -> Result<ObjectWatch, Status> {
         let attributes = self.dynamic(gvr, Verb::Watch, namespace, None, None)?;
+        let resumed = params.resource_version.is_some();
+        let mut list = list_options(params);
+        if !resumed {
+            list.version_match = VersionMatch::NotOlderThan;
+        }
         let options = WatchOptions {
-            list: list_options(params),
+            list,
             allow_bookmarks: true,
-            send_initial_events: Some(params.resource_version.is_none()),
+            send_initial_events: (!resumed).then_some(true),
             ..WatchOptions::default()
         };
         self.core.watch(&attributes, &options).await

@@ -30,3 +30,5 @@ pub mod server;
 pub mod storage;
 pub mod stream;
 pub mod table;
+#[cfg(test)]
+mod tests;

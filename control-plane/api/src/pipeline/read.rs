@@ -220,17 +220,22 @@ impl Core {
         if let Some(cursor) = cache.cursor_at(after) {
             return Ok(ObjectWatch::from_hub(filter, cursor));
         }
-        let watcher = self
-            .store()
-            .watch(WatchRequest {
-                start: filter.scope.clone().into(),
-                end: key::prefix_end(filter.scope.as_bytes()),
-                from_revision: Some(after + 1),
-                progress: true,
-                prev_kv: true,
-            })
-            .map_err(store_failed)?;
-        Ok(ObjectWatch::from_store(filter, watcher, after))
+        let started = self.store().watch(WatchRequest {
+            start: filter.scope.clone().into(),
+            end: key::prefix_end(filter.scope.as_bytes()),
+            from_revision: Some(after + 1),
+            progress: true,
+            prev_kv: true,
+        });
+        match started {
+            Ok(watcher) => Ok(ObjectWatch::from_store(filter, watcher, after)),
+            Err(error @ StoreError::Compacted { .. }) => Ok(ObjectWatch::failed(
+                filter,
+                cache.cursor(),
+                store_failed(error),
+            )),
+            Err(error) => Err(store_failed(error)),
+        }
     }
 
     /// Waits until the caches hold `revision`.

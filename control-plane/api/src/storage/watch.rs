@@ -159,6 +159,14 @@ impl ObjectWatch {
         }
     }
 
+    /// A watch that says only why there is none: as Kubernetes, which has answered 200 by then.
+    pub(crate) fn failed(filter: Filter, cursor: Cursor, failure: Status) -> Self {
+        Self {
+            failure: Some(failure),
+            ..Self::from_hub(filter, cursor)
+        }
+    }
+
     pub(crate) fn from_store(filter: Filter, watcher: Watcher, after: u64) -> Self {
         Self {
             filter,

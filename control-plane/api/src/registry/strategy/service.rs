@@ -147,6 +147,23 @@ pub(super) fn prepare_update(new: &mut Object, old: &Object) {
     } else if wants_node_ports(&before, old) {
         drop_node_ports(new, old);
     }
+    // What only the old type takes goes with it, unless the client set it anew.
+    let external = |kind: &str| matches!(kind, "NodePort" | "LoadBalancer");
+    if external(&before) && !external(&now) {
+        drop_unchanged(new, old, &["externalTrafficPolicy", "healthCheckNodePort"]);
+    }
+    if before == "LoadBalancer" && now != "LoadBalancer" {
+        let fields = ["allocateLoadBalancerNodePorts", "loadBalancerClass"];
+        drop_unchanged(new, old, &fields);
+    }
+}
+
+fn drop_unchanged(new: &mut Object, old: &Object, fields: &[&str]) {
+    for field in fields {
+        if new.get_path(&["spec", field]) == old.get_path(&["spec", field]) {
+            new.remove_path(&["spec", field]);
+        }
+    }
 }
 
 fn wants_node_ports(kind: &str, service: &Object) -> bool {
