@@ -24,7 +24,7 @@ pub enum PatchError {
         found: &'static str,
     },
     /// A JSON patch operation failed on this object.
-    #[error("the server rejected our request due to an error in our request: {0}")]
+    #[error("the server rejected our request due to an error in our request")]
     Operation(#[source] json_patch::PatchError),
     /// A JSON patch has more operations than allowed.
     #[error("The allowed maximum operations in a JSON patch is {limit}, got {actual}")]
@@ -80,6 +80,29 @@ impl PatchError {
     /// True where the patch is well formed but does not fit the object: 422, else 400.
     pub fn is_unprocessable(&self) -> bool {
         matches!(self, Self::Operation(_))
+    }
+}
+
+/// A value as Go's `%+v` prints it (`map[spec:map[replicas:3]]`): how errors show a rejected patch.
+pub fn go_text(value: &serde_json::Value) -> String {
+    use serde_json::Value;
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(list) => {
+            let parts: Vec<String> = list.iter().map(go_text).collect();
+            format!("[{}]", parts.join(" "))
+        }
+        Value::Object(map) => {
+            let mut names: Vec<&String> = map.keys().collect();
+            names.sort();
+            let parts: Vec<String> = names
+                .into_iter()
+                .map(|name| format!("{name}:{}", map.get(name).map(go_text).unwrap_or_default()))
+                .collect();
+            format!("map[{}]", parts.join(" "))
+        }
+        other => other.to_string(),
     }
 }
 

@@ -139,6 +139,39 @@ impl SchemaReport {
     }
 }
 
+impl SchemaReport {
+    /// Like [`SchemaReport::into_result`] for an object that came of a patch: the 422 shows the patch
+    /// (as [`crate::patch::go_text`] prints a strategic one, as JSON text any other).
+    pub fn into_patch_result(
+        self,
+        patch: &str,
+        strict: bool,
+    ) -> Result<Vec<String>, crate::Status> {
+        let rejected = |why: String| {
+            let path = crate::Path::new("patch");
+            let errors = crate::ErrorList(vec![crate::FieldError::invalid(&path, patch, why)]);
+            crate::Status::invalid(&crate::GroupKind::default(), "", &errors)
+        };
+        if let Some(first) = self.type_errors.into_iter().next() {
+            return Err(rejected(first));
+        }
+        let mut warnings = self.duplicate;
+        warnings.extend(self.unknown);
+        if strict && !warnings.is_empty() {
+            return Err(rejected(format!(
+                "strict decoding error: {}",
+                warnings.join(", ")
+            )));
+        }
+        Ok(warnings)
+    }
+}
+
+/// Whether a kind is built in.
+pub fn is_known(gvk: &GroupVersionKind) -> bool {
+    kinds::find(&gvk.group, &gvk.version, &gvk.kind).is_some()
+}
+
 /// The schema of a built-in kind, built on first use.
 pub fn schema_for(gvk: &GroupVersionKind) -> Option<Arc<Schema>> {
     build::schema_for(gvk)
@@ -321,6 +354,20 @@ mod tests {
         assert_eq!(
             status.message,
             r#"Deployment in version "v1" cannot be handled as a Deployment: strict decoding error: unknown field "foo", unknown field "spec.template.spec.containers[0].imagee""#
+        );
+    }
+
+    #[test]
+    fn rejected_patches_show_the_patch() {
+        let patch = json!({"spec": {"replicass": 3, "x": ["a", null]}});
+        let text = crate::patch::go_text(&patch);
+        let status = check(&deployment(), &json!({"spec": {"replicass": 3}}))
+            .into_patch_result(&text, true)
+            .expect_err("strict");
+        assert_eq!(status.code, 422);
+        assert_eq!(
+            status.message,
+            r#" "" is invalid: patch: Invalid value: "map[spec:map[replicass:3 x:[a <nil>]]]": strict decoding error: unknown field "spec.replicass""#
         );
     }
 

@@ -44,7 +44,7 @@ pub(super) fn spec(spec: &mut Map<String, Value>, is_pod: bool) {
     let host_network = spec.get("hostNetwork").and_then(Value::as_bool) == Some(true);
     for list in ["containers", "initContainers", "ephemeralContainers"] {
         for item in each(spec, list) {
-            container(item, host_network);
+            container(item, is_pod && host_network);
         }
     }
     for item in each(spec, "volumes") {

@@ -3,13 +3,31 @@
 //! Made on demand with all descriptions and kept by nobody here; the API's OpenAPI handler caches the
 //! bytes it serves.
 
-use std::collections::BTreeSet;
-
 use serde_json::{Map, Value, json};
 
 use super::build::{REFERENCE, generator, merge_row};
 use super::kinds::KINDS;
-use crate::gvk::GroupVersion;
+use crate::gvk::{GroupVersion, GroupVersionKind};
+
+/// Which group versions have subresources of which other kinds.
+const GUESTS: &[(GroupVersion, GroupVersionKind)] = &[
+    (
+        GroupVersion::of("apps", "v1"),
+        GroupVersionKind::of("autoscaling", "v1", "Scale"),
+    ),
+    (
+        GroupVersion::of("", "v1"),
+        GroupVersionKind::of("autoscaling", "v1", "Scale"),
+    ),
+    (
+        GroupVersion::of("", "v1"),
+        GroupVersionKind::of("policy", "v1", "Eviction"),
+    ),
+    (
+        GroupVersion::of("", "v1"),
+        GroupVersionKind::of("authentication.k8s.io", "v1", "TokenRequest"),
+    ),
+];
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 
@@ -32,6 +50,15 @@ pub(super) fn definitions(gv: &GroupVersion) -> Option<Value> {
             (kind.generate)(&mut generator);
         }
     }
+    // Kinds of other groups that subresources here take.
+    let guests: Vec<_> = GUESTS
+        .iter()
+        .filter(|(host, _)| host == gv)
+        .filter_map(|(_, guest)| super::kinds::find(&guest.group, &guest.version, &guest.kind))
+        .collect();
+    for kind in &guests {
+        (kind.generate)(&mut generator);
+    }
     let _ = generator.subschema_for::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta>();
     let _ = generator
         .subschema_for::<k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList>();
@@ -41,10 +68,6 @@ pub(super) fn definitions(gv: &GroupVersion) -> Option<Value> {
     for (name, definition) in &mut definitions {
         tidy(name, definition);
     }
-    let kind_names: BTreeSet<String> = kinds
-        .iter()
-        .map(|k| (k.definition)().into_owned())
-        .collect();
     for kind in &kinds {
         let name = (kind.definition)();
         if kind.list {
@@ -57,7 +80,14 @@ pub(super) fn definitions(gv: &GroupVersion) -> Option<Value> {
             );
         }
         if let Some(definition) = definitions.get_mut(name.as_ref()) {
-            mark_kind(definition, gv, kind.name, &kind_names, &name);
+            mark_kind(definition, gv, kind.name);
+        }
+    }
+    for guest in &guests {
+        let name = (guest.definition)();
+        if let Some(definition) = definitions.get_mut(name.as_ref()) {
+            let own = GroupVersion::of(guest.group, guest.version);
+            mark_kind(definition, &own, guest.name);
         }
     }
     for (kind, name) in [
@@ -80,21 +110,14 @@ fn gvk(gv: &GroupVersion, kind: &str) -> Value {
     json!({"group": gv.group, "kind": kind, "version": gv.version})
 }
 
-fn mark_kind(
-    definition: &mut Value,
-    gv: &GroupVersion,
-    kind: &str,
-    kinds: &BTreeSet<String>,
-    name: &str,
-) {
+fn mark_kind(definition: &mut Value, gv: &GroupVersion, kind: &str) {
     let Value::Object(definition) = definition else {
         return;
     };
-    if kinds.contains(name) {
-        definition
-            .entry("x-kubernetes-group-version-kind")
-            .or_insert_with(|| json!([gvk(gv, kind)]));
-    }
+    definition.insert(
+        "x-kubernetes-group-version-kind".into(),
+        json!([gvk(gv, kind)]),
+    );
     // Metadata is where names live, but no kind requires it in its schema.
     if let Some(Value::Array(required)) = definition.get_mut("required") {
         required.retain(|r| r != "metadata");

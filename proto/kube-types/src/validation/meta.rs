@@ -54,7 +54,7 @@ fn is_cluster_wide(gvk: &GroupVersionKind) -> Option<bool> {
     if cluster_wide {
         return Some(true);
     }
-    crate::schema::known_kinds().contains(gvk).then_some(false)
+    crate::schema::is_known(gvk).then_some(false)
 }
 
 /// Rules of the metadata of a new object.

@@ -88,7 +88,7 @@ pub(super) fn spec(spec: &PodSpec, path: &Path, template: bool, errors: &mut Err
         &path.child("volumes"),
         errors,
     );
-    container::containers(spec, &volumes, path, errors);
+    container::containers(spec, &volumes, template, path, errors);
     one_of(
         errors,
         &path.child("restartPolicy"),

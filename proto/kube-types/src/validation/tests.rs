@@ -241,6 +241,32 @@ fn container_details() {
 }
 
 #[test]
+fn host_networks() {
+    let spec = json!({"hostNetwork": true, "containers": [{"name": "a", "image": "x", "ports": [{"containerPort": 80}]}]});
+    assert_eq!(
+        pod_with(&json!({"spec": spec.clone()})),
+        [
+            "spec.containers[0].ports[0].protocol: Required value",
+            "spec.containers[0].imagePullPolicy: Required value",
+            "spec.containers[0].ports[0].hostPort: Invalid value: 0: must match `containerPort` when `hostNetwork` is true",
+        ]
+    );
+    let defaulted = object(&POD, json!({"spec": spec.clone()}));
+    assert_eq!(
+        texts(&validate_create(&POD, &defaulted)),
+        Vec::<String>::new()
+    );
+    let template = object(
+        &DEPLOYMENT,
+        json!({"spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}, "spec": spec}}}),
+    );
+    assert_eq!(
+        texts(&validate_create(&DEPLOYMENT, &template)),
+        Vec::<String>::new()
+    );
+}
+
+#[test]
 fn pods_hardly_change() {
     let new_image = merged(
         &pod(),

@@ -20,6 +20,7 @@ const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 pub(super) fn containers(
     spec: &PodSpec,
     volumes: &VolumeNames,
+    template: bool,
     path: &Path,
     errors: &mut ErrorList,
 ) {
@@ -30,22 +31,25 @@ pub(super) fn containers(
     let mut names = BTreeSet::new();
     for (i, item) in spec.containers.iter().enumerate() {
         let path = regular_path.index(i);
-        container(item, spec, volumes, &path, errors);
+        container(item, volumes, &path, errors);
         regular(item, spec, &path, errors);
         unique(&item.name, &mut names, &path, errors);
     }
     host_ports(&spec.containers, &regular_path, errors);
+    if spec.host_network == Some(true) {
+        host_network(&spec.containers, template, &regular_path, errors);
+    }
     let mut init_names = names.clone();
     for (i, item) in spec.init_containers.iter().flatten().enumerate() {
         let path = path.child("initContainers").index(i);
-        container(item, spec, volumes, &path, errors);
+        container(item, volumes, &path, errors);
         init(item, spec, &path, errors);
         unique(&item.name, &mut init_names, &path, errors);
         host_ports(std::slice::from_ref(item), &path, errors);
     }
     for (i, item) in spec.ephemeral_containers.iter().flatten().enumerate() {
         let path = path.child("ephemeralContainers").index(i);
-        container(&as_container(item), spec, volumes, &path, errors);
+        container(&as_container(item), volumes, &path, errors);
         unique(&item.name, &mut init_names, &path, errors);
         if let Some(target) = item
             .target_container_name
@@ -83,13 +87,7 @@ fn as_container(item: &EphemeralContainer) -> Container {
 }
 
 /// Rules of every container.
-fn container(
-    item: &Container,
-    spec: &PodSpec,
-    volumes: &VolumeNames,
-    path: &Path,
-    errors: &mut ErrorList,
-) {
+fn container(item: &Container, volumes: &VolumeNames, path: &Path, errors: &mut ErrorList) {
     if item.name.is_empty() {
         errors.push(FieldError::required(&path.child("name"), ""));
     } else {
@@ -113,7 +111,6 @@ fn container(
     );
     ports(
         item.ports.as_deref().unwrap_or_default(),
-        spec.host_network == Some(true),
         &path.child("ports"),
         errors,
     );
@@ -190,7 +187,23 @@ fn init(item: &Container, spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-fn ports(ports: &[ContainerPort], host_network: bool, path: &Path, errors: &mut ErrorList) {
+/// In the host's network the host's port is the container's; templates may leave it open.
+fn host_network(containers: &[Container], template: bool, path: &Path, errors: &mut ErrorList) {
+    for (i, item) in containers.iter().enumerate() {
+        for (j, port) in item.ports.iter().flatten().enumerate() {
+            let number = port.host_port.unwrap_or(0);
+            if number != port.container_port && !(template && number == 0) {
+                errors.push(FieldError::invalid(
+                    &path.index(i).child("ports").index(j).child("hostPort"),
+                    number,
+                    "must match `containerPort` when `hostNetwork` is true",
+                ));
+            }
+        }
+    }
+}
+
+fn ports(ports: &[ContainerPort], path: &Path, errors: &mut ErrorList) {
     for (i, port) in ports.iter().enumerate() {
         let path = path.index(i);
         if let Some(name) = port.name.as_deref().filter(|n| !n.is_empty()) {
@@ -220,13 +233,6 @@ fn ports(ports: &[ContainerPort], host_network: bool, path: &Path, errors: &mut 
         if host_port != 0 {
             let messages = names::port_number(host_port.into());
             invalid_each(errors, &path.child("hostPort"), host_port, messages);
-        }
-        if host_network && host_port != port.container_port {
-            errors.push(FieldError::invalid(
-                &path.child("hostPort"),
-                host_port,
-                "must match `containerPort` when `hostNetwork` is true",
-            ));
         }
         one_of(
             errors,
@@ -541,12 +547,10 @@ fn resources(list: &ResourceRequirements, path: &Path, errors: &mut ErrorList) {
 
 /// Resources of the node itself may be promised more often than they exist.
 fn overcommits(name: &str) -> bool {
-    !name.contains('/') && !name.starts_with("hugepages-")
-        || name
-            .split('/')
-            .next()
-            .is_some_and(|p| p.ends_with("kubernetes.io"))
-            && name.contains('/')
+    match name.split_once('/') {
+        Some((prefix, _)) => prefix == "kubernetes.io" || prefix.ends_with(".kubernetes.io"),
+        None => !name.starts_with("hugepages-"),
+    }
 }
 
 fn resource_name(name: &str, path: &Path, errors: &mut ErrorList) {
