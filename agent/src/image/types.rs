@@ -203,6 +203,12 @@ pub enum ImageError {
         /// As given.
         media_type: String,
     },
+    /// The program is shutting down, or the work panicked.
+    #[error("interrupted")]
+    Interrupted {
+        /// Which of the two.
+        source: tokio::task::JoinError,
+    },
     /// The store's own files.
     #[error("image store: cannot {operation} {path}")]
     Store {
