@@ -298,7 +298,6 @@ pub(crate) fn is_dns_subdomain(text: &str) -> bool {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use super::*;
 

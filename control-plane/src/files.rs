@@ -63,7 +63,6 @@ fn temporary_name(path: &Path) -> PathBuf {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 

@@ -47,7 +47,6 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use super::*;
 

@@ -26,13 +26,13 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use crate::files;
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const DAY: Duration = Duration::from_hours(24);
 const CA_VALIDITY: Duration = DAY.saturating_mul(3650);
 const LEAF_VALIDITY: Duration = DAY.saturating_mul(365);
 /// A certificate with less than this to live is made anew at start and at the daily check.
 const RENEW_BEFORE: Duration = DAY.saturating_mul(30);
 /// Certificates start in the past so that a node whose clock is a little behind accepts them.
-const BACKDATE: Duration = Duration::from_secs(60 * 60);
+const BACKDATE: Duration = Duration::from_hours(1);
 
 /// Name of the administrator in the kubeconfig.
 pub const ADMIN_USER: &str = "kubernetes-admin";
@@ -159,13 +159,12 @@ impl Pki {
             source,
         })?;
         let ca_path = directory.join("ca.pem");
-        let ca = match read(&ca_path)? {
-            Some(ca) => ca,
-            None => {
-                let ca = make_ca(now)?;
-                write(&ca_path, &ca)?;
-                ca
-            }
+        let ca = if let Some(ca) = read(&ca_path)? {
+            ca
+        } else {
+            let ca = make_ca(now)?;
+            write(&ca_path, &ca)?;
+            ca
         };
         let ca_key = KeyPair::from_pem(&ca.key_pem)
             .ok()
@@ -182,7 +181,7 @@ impl Pki {
                 admin
             }
             _ => {
-                let admin = issue(&issuer, client_params(ADMIN_USER, &[ADMIN_GROUP], now))?;
+                let admin = issue(&issuer, &client_params(ADMIN_USER, &[ADMIN_GROUP], now))?;
                 write(&admin_path, &admin)?;
                 admin
             }
@@ -192,7 +191,7 @@ impl Pki {
         let serving = match read(&serving_path)? {
             Some(serving) if serves(&serving_path, &serving, &ca_der, &names, now)? => serving,
             _ => {
-                let serving = issue(&issuer, serving_params(&names, now)?)?;
+                let serving = issue(&issuer, &serving_params(&names, now)?)?;
                 write(&serving_path, &serving)?;
                 serving
             }
@@ -202,16 +201,15 @@ impl Pki {
         });
 
         let service_account_path = directory.join("service-account.key");
-        let service_account_key = match read_file(&service_account_path)? {
-            Some(pem) => KeyPair::from_pem(&pem).ok().ok_or(damaged(
+        let service_account_key = if let Some(pem) = read_file(&service_account_path)? {
+            KeyPair::from_pem(&pem).ok().ok_or(damaged(
                 &service_account_path,
                 "the private key is unusable",
-            ))?,
-            None => {
-                let key = generate("service accounts")?;
-                write_file(&service_account_path, &key.serialize_pem())?;
-                key
-            }
+            ))?
+        } else {
+            let key = generate("service accounts")?;
+            write_file(&service_account_path, &key.serialize_pem())?;
+            key
         };
 
         Ok(Self {
@@ -250,7 +248,7 @@ impl Pki {
         {
             return Ok(false);
         }
-        let serving = issue(&self.issuer, serving_params(&self.names, now)?)?;
+        let serving = issue(&self.issuer, &serving_params(&self.names, now)?)?;
         write(&path, &serving)?;
         *self.serving.current.write() = certified_key(&path, &serving)?;
         Ok(true)
@@ -383,7 +381,7 @@ fn make_ca(now: SystemTime) -> Result<Identity, PkiError> {
 
 fn issue(
     issuer: &Issuer<'static, KeyPair>,
-    params: CertificateParams,
+    params: &CertificateParams,
 ) -> Result<Identity, PkiError> {
     let subject = match params.distinguished_name.get(&DnType::CommonName) {
         Some(rcgen::DnValue::Utf8String(name)) => name.clone(),
@@ -527,7 +525,6 @@ fn write_file(path: &Path, text: &str) -> Result<(), PkiError> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use super::*;
 
@@ -536,7 +533,7 @@ mod tests {
     }
 
     fn now() -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+        SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)
     }
 
     #[test]

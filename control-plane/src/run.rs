@@ -40,9 +40,9 @@ use crate::{clock, files, kubeconfig};
 /// The Kubernetes version that is served.
 pub const KUBERNETES_VERSION: &str = "v1.36.0+pintle";
 /// A node has this long to join with the token of a start.
-const BOOTSTRAP_TOKEN_TTL: Duration = Duration::from_secs(60 * 60);
+const BOOTSTRAP_TOKEN_TTL: Duration = Duration::from_hours(1);
 /// How often the serving certificate is looked at.
-const RENEWAL_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
+const RENEWAL_INTERVAL: Duration = Duration::from_hours(24);
 
 /// Why a control plane cannot be built; each says which option to change.
 #[derive(Debug, thiserror::Error)]

@@ -194,7 +194,6 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use super::*;
 

@@ -284,9 +284,7 @@ fn peer_node<T>(request: &Request<T>) -> Result<String, Status> {
 async fn read_hello(inbound: &mut Streaming<AgentMessage>, node: &str) -> Result<Hello, Status> {
     let first = tokio::time::timeout(HELLO_TIMEOUT, inbound.message())
         .await
-        .map_err(|_: tokio::time::error::Elapsed| {
-            Status::deadline_exceeded("no Hello came in time")
-        })??;
+        .map_err(|_elapsed| Status::deadline_exceeded("no Hello came in time"))??;
     let Some(agent_message::Message::Hello(hello)) = first.and_then(|m| m.message) else {
         return Err(Status::invalid_argument("the first message is no Hello"));
     };

@@ -52,7 +52,7 @@ mod tests {
     fn a_token_is_good_until_it_expires() {
         let tokens = BootstrapTokens::default();
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
-        let token = tokens.issue(Duration::from_secs(60), now);
+        let token = tokens.issue(Duration::from_mins(1), now);
         assert!(tokens.accepts(&token, now));
         assert!(!tokens.accepts("", now));
         assert!(!tokens.accepts(&token[1..], now));

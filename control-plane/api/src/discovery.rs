@@ -172,7 +172,6 @@ pub(crate) fn matches_etag(headers: &HeaderMap, etag: &str) -> bool {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use super::*;
 

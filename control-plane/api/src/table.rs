@@ -144,13 +144,14 @@ pub fn render(
         .iter()
         .map(|object| row(printer, object, include, now))
         .collect();
-    json!({
+    let mut table = json!({
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
-        "metadata": list_metadata,
         "columnDefinitions": columns,
         "rows": rows,
-    })
+    });
+    table["metadata"] = list_metadata;
+    table
 }
 
 fn row(printer: &Printer, object: &Object, include: IncludeObject, now: Timestamp) -> Value {
@@ -173,7 +174,6 @@ fn row(printer: &Printer, object: &Object, include: IncludeObject, now: Timestam
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use super::*;
     use crate::registry::Registry;

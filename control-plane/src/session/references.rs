@@ -103,7 +103,6 @@ fn insert(keys: &mut BTreeSet<String>, namespace: &str, name: Option<&String>) {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use serde_json::json;
 

@@ -205,7 +205,6 @@ fn entries(references: &References) -> impl Iterator<Item = (Watched, String)> +
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use serde_json::json;
 

@@ -154,7 +154,6 @@ pub trait TokenIssuer: Send + Sync {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use super::*;
 

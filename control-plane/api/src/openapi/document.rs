@@ -70,7 +70,7 @@ pub(super) struct Operation {
     #[prost(string, tag = "3")]
     description: String,
     #[prost(string, tag = "5")]
-    operation_id: String,
+    id: String,
     #[prost(string, repeated, tag = "6")]
     produces: Vec<String>,
     #[prost(string, repeated, tag = "7")]
@@ -308,7 +308,7 @@ fn operation(operation: &Value) -> Operation {
     Operation {
         tags: texts(operation, "tags"),
         description: text(operation, "description"),
-        operation_id: text(operation, "operationId"),
+        id: text(operation, "operationId"),
         produces: texts(operation, "produces"),
         consumes: texts(operation, "consumes"),
         parameters: parameters(operation),

@@ -201,7 +201,6 @@ fn operation_object(
                 "application/merge-patch+json",
                 "application/strategic-merge-patch+json",
             ],
-            Shape::DeleteOptions => &["*/*"],
             _ => &["*/*"],
         };
         let mut request = json!({"content": content(body, schemas, media_types)});

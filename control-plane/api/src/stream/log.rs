@@ -74,7 +74,6 @@ fn bytes(
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use async_trait::async_trait;
     use pintle_proto::node::{StreamData, StreamFrame};

@@ -75,12 +75,11 @@ fn log_errors(options: &LogsTarget) -> ErrorList {
         _ => {}
     }
     match options.stream.as_str() {
-        "" | "All" => {}
         "Stdout" | "Stderr" if options.tail_lines.is_some() => refuse(FieldError::forbidden(
             &field(""),
             "`tailLines` and specific `stream` are mutually exclusive for now",
         )),
-        "Stdout" | "Stderr" => {}
+        "" | "All" | "Stdout" | "Stderr" => {}
         other => refuse(FieldError::not_supported(
             &field("stream"),
             other,
@@ -200,10 +199,8 @@ pub(super) fn container(pod: &Object, wanted: &str) -> Result<String, Status> {
                 );
                 let init = names(pod, "initContainers");
                 if !init.is_empty() {
-                    message.push_str(&format!(
-                        " or one of the init containers: [{}]",
-                        init.join(" ")
-                    ));
+                    let init = init.join(" ");
+                    message = format!("{message} or one of the init containers: [{init}]");
                 }
                 Err(Status::bad_request(message))
             }
@@ -311,7 +308,7 @@ impl Query {
     fn integer(&self, name: &str) -> Result<Option<i64>, Status> {
         self.first(name)
             .map(|value| {
-                value.parse().map_err(|_: std::num::ParseIntError| {
+                value.parse().ok().ok_or_else(|| {
                     Status::bad_request(format!(
                         "strconv.ParseInt: parsing {value:?}: invalid syntax"
                     ))
@@ -347,14 +344,13 @@ fn decode(text: &str) -> String {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
 
-    fn pod(containers: &[&str], init: &[&str], status: Value) -> Object {
+    fn pod(containers: &[&str], init: &[&str], status: &Value) -> Object {
         let named = |names: &[&str]| names.iter().map(|n| json!({"name": n})).collect::<Vec<_>>();
         Object::from_value(json!({
             "metadata": {"namespace": "default", "name": "web", "uid": "u"},
@@ -366,8 +362,8 @@ mod tests {
 
     #[test]
     fn the_container_has_to_be_clear() {
-        let one = pod(&["a"], &["i"], json!({}));
-        let two = pod(&["a", "b"], &["i"], json!({}));
+        let one = pod(&["a"], &["i"], &json!({}));
+        let two = pod(&["a", "b"], &["i"], &json!({}));
         assert_eq!(container(&one, "").unwrap(), "a");
         assert_eq!(container(&two, "i").unwrap(), "i");
         assert_eq!(
@@ -384,7 +380,7 @@ mod tests {
 
     #[test]
     fn log_options_are_validated() {
-        let pod = pod(&["a"], &[], json!({}));
+        let pod = pod(&["a"], &[], &json!({}));
         let ok = logs(
             &pod,
             "follow=true&tailLines=10&timestamps&sinceTime=2026-01-01T00%3A00%3A00Z",
@@ -423,7 +419,7 @@ mod tests {
     fn a_log_that_cannot_exist_is_refused() {
         let refused = |status: Value, previous| {
             let status = json!({"containerStatuses": [status]});
-            check_log_exists(&pod(&["a"], &[], status), "a", previous).map_err(|s| s.message)
+            check_log_exists(&pod(&["a"], &[], &status), "a", previous).map_err(|s| s.message)
         };
         let waiting = |reason: &str| json!({"name": "a", "state": {"waiting": {"reason": reason}}});
         let running = json!({"name": "a", "state": {"running": {}}});
@@ -448,7 +444,7 @@ mod tests {
 
     #[test]
     fn exec_takes_a_command_and_streams() {
-        let pod = pod(&["a"], &[], json!({}));
+        let pod = pod(&["a"], &[], &json!({}));
         let target = exec(
             &pod,
             "command=sh&command=-c&command=echo+a%26b&stdout=true&stderr=1&tty=0",

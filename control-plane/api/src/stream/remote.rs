@@ -257,7 +257,6 @@ fn frame(message: &Bytes) -> Option<Frame> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use super::*;
 

@@ -145,7 +145,6 @@ fn source(object: &Object) -> String {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use serde_json::json;
 

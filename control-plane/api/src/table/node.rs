@@ -100,7 +100,6 @@ fn roles(object: &Object) -> String {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use serde_json::json;
 

@@ -228,11 +228,10 @@ fn number(value: &Value, field: &str) -> i64 {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use super::*;
 
-    fn shown(spec: Value, status: Value, deleted: bool) -> String {
+    fn shown(spec: &Value, status: &Value, deleted: bool) -> String {
         let mut pod = Object::from_value(json!({
             "metadata": {"name": "p", "creationTimestamp": "2026-01-01T00:00:00Z"},
             "spec": spec,
@@ -259,18 +258,18 @@ mod tests {
     #[test]
     fn plain_pods() {
         assert_eq!(
-            shown(two(), json!({"phase": "Pending"}), false),
+            shown(&two(), &json!({"phase": "Pending"}), false),
             "0/2 Pending 0"
         );
         let creating = json!({"phase": "Pending", "containerStatuses": [
             {"name": "a", "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}]});
-        assert_eq!(shown(two(), creating, false), "0/2 ContainerCreating 0");
+        assert_eq!(shown(&two(), &creating, false), "0/2 ContainerCreating 0");
         let up = json!({"phase": "Running", "containerStatuses": [running(true), running(true)]});
-        assert_eq!(shown(two(), up.clone(), false), "2/2 Running 0");
-        assert_eq!(shown(two(), up, true), "2/2 Terminating 0");
+        assert_eq!(shown(&two(), &up, false), "2/2 Running 0");
+        assert_eq!(shown(&two(), &up, true), "2/2 Terminating 0");
         let evicted = json!({"phase": "Failed", "reason": "Evicted"});
-        assert_eq!(shown(two(), evicted.clone(), false), "0/2 Evicted 0");
-        assert_eq!(shown(two(), evicted, true), "0/2 Evicted 0");
+        assert_eq!(shown(&two(), &evicted, false), "0/2 Evicted 0");
+        assert_eq!(shown(&two(), &evicted, true), "0/2 Evicted 0");
     }
 
     #[test]
@@ -281,7 +280,7 @@ mod tests {
              "lastState": {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:04:30Z"}}},
             running(true)]});
         assert_eq!(
-            shown(two(), status, false),
+            shown(&two(), &status, false),
             "1/2 CrashLoopBackOff 3 (30s ago)"
         );
     }
@@ -298,18 +297,18 @@ mod tests {
         let one = |s: Value| json!({"phase": "Succeeded", "containerStatuses": [s]});
         let spec = json!({"containers": [{"name": "a"}]});
         let completed = one(done(Some("Completed"), 0, 0));
-        assert_eq!(shown(spec.clone(), completed, false), "0/1 Completed 0");
+        assert_eq!(shown(&spec, &completed, false), "0/1 Completed 0");
         assert_eq!(
-            shown(spec.clone(), one(done(None, 7, 0)), false),
+            shown(&spec, &one(done(None, 7, 0)), false),
             "0/1 ExitCode:7 0"
         );
         assert_eq!(
-            shown(spec, one(done(None, 137, 9)), false),
+            shown(&spec, &one(done(None, 137, 9)), false),
             "0/1 Signal:9 0"
         );
         let mixed = json!({"phase": "Running", "containerStatuses": [
             done(Some("Completed"), 0, 0), running(true)]});
-        assert_eq!(shown(two(), mixed, false), "1/2 NotReady 0");
+        assert_eq!(shown(&two(), &mixed, false), "1/2 NotReady 0");
     }
 
     #[test]
@@ -339,7 +338,7 @@ mod tests {
                 "0/2 Init:ExitCode:2 1",
             ),
         ] {
-            assert_eq!(shown(spec.clone(), pending(init(state)), false), expected);
+            assert_eq!(shown(&spec, &pending(init(state)), false), expected);
         }
         let started = json!({
             "phase": "Running",
@@ -350,6 +349,6 @@ mod tests {
                  "state": {"running": {}}}],
             "containerStatuses": [running(true)],
         });
-        assert_eq!(shown(spec, started, false), "2/2 Running 2");
+        assert_eq!(shown(&spec, &started, false), "2/2 Running 2");
     }
 }

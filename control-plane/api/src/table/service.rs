@@ -171,7 +171,6 @@ fn endpoint_slice(object: &Object, now: Timestamp) -> Vec<Value> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use serde_json::json;
 

@@ -115,7 +115,6 @@ fn controller_revision(object: &Object, now: Timestamp) -> Vec<Value> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a failed test may panic")]
 mod tests {
     use serde_json::json;
 
