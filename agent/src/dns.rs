@@ -96,6 +96,10 @@ pub struct DnsHandle {
 
 impl Dns {
     /// Binds the sockets; nothing is answered before [`run`](Self::run).
+    #[expect(
+        clippy::unused_async,
+        reason = "the sockets belong to the runtime that builds"
+    )]
     pub async fn build(config: DnsConfig) -> Result<Self, DnsError> {
         let zone = Zone::new(&config)?;
         let bind_error = |source| DnsError::Bind {

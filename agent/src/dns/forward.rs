@@ -248,8 +248,6 @@ fn is_answer(request: &Message, answer: &Message) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
     use hickory_proto::rr::rdata::{A, SOA};
     use hickory_proto::rr::{Name, Record};
 

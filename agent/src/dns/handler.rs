@@ -68,7 +68,7 @@ impl Handler {
                     };
                 }
                 Ok(Answer::Alias(record, target)) => {
-                    aliases.push(record);
+                    aliases.push(*record);
                     if query.query_type() == RecordType::CNAME {
                         return Outcome {
                             reply: Reply {

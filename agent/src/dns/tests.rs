@@ -1,6 +1,4 @@
 //! The server as clients meet it, with a server of the host's behind it.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};

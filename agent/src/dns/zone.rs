@@ -28,7 +28,7 @@ pub(super) enum Answer {
     /// Records, or none with the reason in the code and the authority section.
     Reply(Reply),
     /// The name stands for another one outside the cluster.
-    Alias(Record, Name),
+    Alias(Box<Record>, Name),
     /// The name is not of this cluster.
     Foreign,
 }
@@ -152,7 +152,7 @@ impl Zone {
             && let Some(target) = self.external_name(namespace, service)
         {
             let record = Record::from_rdata(name.clone(), TTL, RData::CNAME(CNAME(target.clone())));
-            return Answer::Alias(record, target);
+            return Answer::Alias(Box::new(record), target);
         }
         match self.find(&relative) {
             Some(found) => self.answer_found(name, kind, found),

@@ -134,8 +134,6 @@ impl fmt::Debug for Cidr {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
     use super::*;
 
     #[test]

@@ -164,7 +164,7 @@ impl Batch {
 
 /// Length, type and error of the first message in `bytes`.
 fn answer(bytes: &[u8]) -> Option<(usize, u16, i32)> {
-    let word = |at: usize| Some(<[u8; 4]>::try_from(bytes.get(at..at + 4)?).ok()?);
+    let word = |at: usize| <[u8; 4]>::try_from(bytes.get(at..at + 4)?).ok();
     let length = u32::from_ne_bytes(word(0)?) as usize;
     let kind = u16::from_ne_bytes([*bytes.get(4)?, *bytes.get(5)?]);
     let error = word(16).map_or(0, i32::from_ne_bytes);

@@ -475,12 +475,12 @@ impl DataPath {
     /// Lets UDP sockets choose anew where their backend is gone.
     pub(super) fn forget_udp_flows(
         &self,
-        is_valid: impl Fn(&UdpFlowKey, &Backend) -> bool,
+        is_valid: impl Fn(&UdpFlowKey, Backend) -> bool,
     ) -> Result<(), DataPathError> {
         let mut loaded = self.inner.loaded.lock();
         let flows = collect(map::UDP_FLOWS, loaded.maps.udp_flows.iter())?;
         for (key, value) in flows {
-            if is_valid(&UdpFlowKey::from_bytes(key), &Backend::from_bytes(value)) {
+            if is_valid(&UdpFlowKey::from_bytes(key), Backend::from_bytes(value)) {
                 continue;
             }
             if let Err(source) = loaded.maps.udp_flows.remove(&key)

@@ -1,6 +1,4 @@
 //! A place for tests of the data path in the real kernel: own cgroup, own pins.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::{Path, PathBuf};
 
 use parking_lot::{Mutex, MutexGuard};

@@ -1,6 +1,4 @@
 //! Pods in real network namespaces, on a node that is a namespace too.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

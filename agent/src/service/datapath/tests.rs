@@ -1,6 +1,4 @@
 //! The data path in the real kernel: own cgroup, own pins, backends on the loopback device.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
