@@ -162,7 +162,7 @@ pub(crate) fn prepare_update(
             }
         }
     }
-    if generation_grows(strategy, new, old) {
+    if subresource != Some("status") && generation_grows(strategy, new, old) {
         new.set_generation(old.generation() + 1);
     }
 }

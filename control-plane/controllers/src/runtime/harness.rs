@@ -71,7 +71,7 @@ impl Host {
 
     /// A recorder of events that name `component` as their source.
     pub(crate) fn recorder(&self, controller: &str, component: &str) -> EventRecorder {
-        EventRecorder::new(self.client(controller), component)
+        EventRecorder::new(&self.client(controller), component)
     }
 
     pub(crate) fn clock(&self) -> Clock {

@@ -92,7 +92,10 @@ mod tests {
     #[test]
     fn claims() {
         assert_eq!(claim(&owned_by(Some("a")), "a", false, true), Claim::Keep);
-        assert_eq!(claim(&owned_by(Some("a")), "a", false, false), Claim::Release);
+        assert_eq!(
+            claim(&owned_by(Some("a")), "a", false, false),
+            Claim::Release
+        );
         assert_eq!(claim(&owned_by(Some("a")), "a", true, false), Claim::Ignore);
         assert_eq!(claim(&owned_by(Some("b")), "a", false, true), Claim::Ignore);
         assert_eq!(claim(&owned_by(None), "a", false, true), Claim::Adopt);

@@ -111,6 +111,9 @@ mod tests {
             until_available(&ready_at(95), 10, now),
             Some(Duration::from_secs(5))
         );
-        assert_eq!(until_available(&ready_at(90), 10, now), Some(Duration::ZERO));
+        assert_eq!(
+            until_available(&ready_at(90), 10, now),
+            Some(Duration::ZERO)
+        );
     }
 }

@@ -272,7 +272,11 @@ mod tests {
         assert_eq!(start.elapsed().as_secs(), 2);
         queue.done(&"a");
         queue.add_after("b", Duration::from_secs(20));
-        assert_eq!(queue.get().await, Some("b"), "the later entries of a are gone");
+        assert_eq!(
+            queue.get().await,
+            Some("b"),
+            "the later entries of a are gone"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -17,29 +17,39 @@ pub(crate) fn matches(selector: &LabelSelector, labels: Option<&Labels>) -> bool
         .flatten()
         .all(|(key, expected)| value(key) == Some(expected));
     equal
-        && selector.match_expressions.iter().flatten().all(|requirement| {
-            let found = value(&requirement.key);
-            let listed = |wanted: &String| {
-                requirement
-                    .values
-                    .iter()
-                    .flatten()
-                    .any(|value| value == wanted)
-            };
-            match requirement.operator.as_str() {
-                "In" => found.is_some_and(listed),
-                "NotIn" => !found.is_some_and(listed),
-                "Exists" => found.is_some(),
-                "DoesNotExist" => found.is_none(),
-                _ => false,
-            }
-        })
+        && selector
+            .match_expressions
+            .iter()
+            .flatten()
+            .all(|requirement| {
+                let found = value(&requirement.key);
+                let listed = |wanted: &String| {
+                    requirement
+                        .values
+                        .iter()
+                        .flatten()
+                        .any(|value| value == wanted)
+                };
+                match requirement.operator.as_str() {
+                    "In" => found.is_some_and(listed),
+                    "NotIn" => !found.is_some_and(listed),
+                    "Exists" => found.is_some(),
+                    "DoesNotExist" => found.is_none(),
+                    _ => false,
+                }
+            })
 }
 
 /// Whether a selector has no requirement at all.
 pub(crate) fn is_empty(selector: &LabelSelector) -> bool {
-    selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
-        && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
+    selector
+        .match_labels
+        .as_ref()
+        .is_none_or(BTreeMap::is_empty)
+        && selector
+            .match_expressions
+            .as_ref()
+            .is_none_or(Vec::is_empty)
 }
 
 /// Whether `labels` hold every pair of a service-style selector.

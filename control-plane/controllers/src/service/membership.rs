@@ -36,7 +36,9 @@ pub(crate) fn pod_selector(service: &Service) -> Option<&selector::Labels> {
     if spec.type_.as_deref() == Some("ExternalName") {
         return None;
     }
-    spec.selector.as_ref().filter(|selector| !selector.is_empty())
+    spec.selector
+        .as_ref()
+        .filter(|selector| !selector.is_empty())
 }
 
 /// The keys of the Services that must be looked at again because a pod changed.
@@ -112,7 +114,9 @@ pub(crate) fn published_hostname(pod: &Pod, service: &Service) -> Option<String>
     if subdomain != objects::name(&service.metadata) {
         return None;
     }
-    spec.hostname.clone().filter(|hostname| !hostname.is_empty())
+    spec.hostname
+        .clone()
+        .filter(|hostname| !hostname.is_empty())
 }
 
 /// The reference from an endpoint to its pod.
@@ -204,7 +208,10 @@ mod tests {
         assert_eq!(target_port(&pod, &port(named("web"), Some("UDP"))), None);
         assert_eq!(target_port(&pod, &port(named("metrics"), None)), Some(9090));
         assert_eq!(target_port(&pod, &port(named("setup"), None)), None);
-        assert_eq!(target_port(&pod, &port(Some(IntOrString::Int(81)), None)), Some(81));
+        assert_eq!(
+            target_port(&pod, &port(Some(IntOrString::Int(81)), None)),
+            Some(81)
+        );
         assert_eq!(target_port(&pod, &port(None, None)), Some(80));
     }
 
@@ -217,7 +224,9 @@ mod tests {
                     PodIP {
                         ip: "10.0.0.1".into(),
                     },
-                    PodIP { ip: "fd00::1".into() },
+                    PodIP {
+                        ip: "fd00::1".into(),
+                    },
                 ]),
                 ..PodStatus::default()
             }),

@@ -200,7 +200,8 @@ impl Deployments {
         });
         let mut sets = self.classify(&deployment, owned);
         if spec.paused.unwrap_or(false) || resized {
-            self.sync_revision(&mut deployment, &mut sets, false).await?;
+            self.sync_revision(&mut deployment, &mut sets, false)
+                .await?;
             for step in rolling::scale_all(&deployment, &sets.old, sets.new.as_deref()) {
                 self.scale(&deployment, &mut sets, &step, false).await?;
             }
@@ -287,11 +288,7 @@ impl Deployments {
         self.finish(deployment, sets).await
     }
 
-    async fn finish(
-        &self,
-        deployment: &mut Deployment,
-        sets: &Sets,
-    ) -> Result<(), ReconcileError> {
+    async fn finish(&self, deployment: &mut Deployment, sets: &Sets) -> Result<(), ReconcileError> {
         let done = deployment
             .status
             .as_ref()
@@ -322,9 +319,10 @@ impl Deployments {
         let mut checked = false;
         let mut owned = Vec::new();
         for rs in self.sets.list_namespace(objects::namespace(meta)) {
-            let selected = deployment.spec.as_ref().is_some_and(|spec| {
-                selector::matches(&spec.selector, rs.metadata.labels.as_ref())
-            });
+            let selected = deployment
+                .spec
+                .as_ref()
+                .is_some_and(|spec| selector::matches(&spec.selector, rs.metadata.labels.as_ref()));
             let patch = match owner::claim(&rs.metadata, uid, deleting, selected) {
                 owner::Claim::Keep => {
                     owned.push(rs);

@@ -192,7 +192,8 @@ impl ReplicaSets {
         for pod in candidates {
             let selected = selects(rs, &pod);
             if pods::is_terminating(&pod) {
-                let ours = owner::controller_of(&pod.metadata).is_some_and(|owner| owner.uid == uid);
+                let ours =
+                    owner::controller_of(&pod.metadata).is_some_and(|owner| owner.uid == uid);
                 if ours && selected && !pods::is_terminal(&pod) {
                     claimed.terminating += 1;
                 }
@@ -345,7 +346,10 @@ impl ReplicaSets {
             };
             let name = objects::name(&pod.metadata);
             let namespace = pod.metadata.namespace.as_deref();
-            (pod, self.client.delete::<Pod>(namespace, name, &params).await)
+            (
+                pod,
+                self.client.delete::<Pod>(namespace, name, &params).await,
+            )
         });
         let mut first_error = None;
         for (pod, result) in join_all(deletions).await {

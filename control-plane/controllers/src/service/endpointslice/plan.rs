@@ -177,7 +177,10 @@ fn plan_group(frame: &Frame, existing: &[Arc<EndpointSlice>], group: Group) -> P
     {
         let mut slice = EndpointSlice::clone(&slice);
         slice.metadata.labels = Some(frame.labels.clone());
-        slice.endpoints = Some(new.drain(new.len().saturating_sub(MAX_ENDPOINTS)..).collect());
+        slice.endpoints = Some(
+            new.drain(new.len().saturating_sub(MAX_ENDPOINTS)..)
+                .collect(),
+        );
         updates.push(slice);
     }
     // then into the fullest untouched slice that takes all the rest, or else into new slices.

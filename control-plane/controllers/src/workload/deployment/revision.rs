@@ -164,7 +164,10 @@ mod tests {
         );
         assert_eq!(annotation(&rs.metadata, LAST_APPLIED), None);
         assert!(!sync_annotations(&deployment, &mut rs, 3));
-        assert!(!sync_annotations(&deployment, &mut rs, 2), "never backwards");
+        assert!(
+            !sync_annotations(&deployment, &mut rs, 2),
+            "never backwards"
+        );
         assert!(sync_annotations(&deployment, &mut rs, 5));
         assert_eq!(annotation(&rs.metadata, REVISION_HISTORY), Some("1,3"));
     }

@@ -161,8 +161,7 @@ pub(crate) fn shrink_old<R: AsRef<ReplicaSet>>(
     let new_replicas = new.map_or(0, spec_replicas);
     let new_available = new.map_or(0, available_replicas);
     let min_available = desired(deployment) - bounds(deployment).unavailable;
-    let max_scaled_down =
-        old_total + new_replicas - min_available - (new_replicas - new_available);
+    let max_scaled_down = old_total + new_replicas - min_available - (new_replicas - new_available);
     if max_scaled_down <= 0 {
         return Vec::new();
     }
@@ -182,8 +181,11 @@ pub(crate) fn shrink_old<R: AsRef<ReplicaSet>>(
         cleaned += step;
     }
 
-    let available: i32 =
-        old.iter().map(|(rs, _)| available_replicas(rs)).sum::<i32>() + new_available;
+    let available: i32 = old
+        .iter()
+        .map(|(rs, _)| available_replicas(rs))
+        .sum::<i32>()
+        + new_available;
     let mut allowed = (available - min_available).max(0);
     for (_, replicas) in &mut old {
         if allowed <= 0 {
@@ -229,7 +231,11 @@ pub(crate) fn scale_all<R: AsRef<ReplicaSet>>(
         .filter(|rs| spec_replicas(rs) > 0)
         .collect();
     let only = match active.as_slice() {
-        [] => new.or_else(|| all.iter().copied().max_by(|a, b| created(a).cmp(&created(b)))),
+        [] => new.or_else(|| {
+            all.iter()
+                .copied()
+                .max_by(|a, b| created(a).cmp(&created(b)))
+        }),
         [one] => Some(*one),
         _ => None,
     };

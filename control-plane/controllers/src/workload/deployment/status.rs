@@ -96,7 +96,10 @@ pub(crate) fn calculate<R: AsRef<ReplicaSet>>(
     now: Timestamp,
 ) -> DeploymentStatus {
     let current = deployment.status.as_ref();
-    let total: i32 = all.iter().map(|rs| rolling::status_replicas(rs.as_ref())).sum();
+    let total: i32 = all
+        .iter()
+        .map(|rs| rolling::status_replicas(rs.as_ref()))
+        .sum();
     let available: i32 = all
         .iter()
         .map(|rs| rolling::available_replicas(rs.as_ref()))
@@ -108,7 +111,12 @@ pub(crate) fn calculate<R: AsRef<ReplicaSet>>(
     // Known only when every replica set tells it.
     let terminating: Option<i32> = all
         .iter()
-        .map(|rs| rs.as_ref().status.as_ref().and_then(|status| status.terminating_replicas))
+        .map(|rs| {
+            rs.as_ref()
+                .status
+                .as_ref()
+                .and_then(|status| status.terminating_replicas)
+        })
         .sum();
     let mut status = DeploymentStatus {
         observed_generation: deployment.metadata.generation,
@@ -272,8 +280,8 @@ pub(crate) fn deadline_check(
     if is_complete(deployment, status) || current.reason.as_deref() == Some(TIMED_OUT) {
         return None;
     }
-    let due = current.last_update_time.as_ref()?.0
-        + SignedDuration::from_secs(i64::from(deadline) + 1);
+    let due =
+        current.last_update_time.as_ref()?.0 + SignedDuration::from_secs(i64::from(deadline) + 1);
     let left = due.duration_since(now);
     Some(std::time::Duration::try_from(left).unwrap_or(std::time::Duration::from_millis(10)))
 }
@@ -366,7 +374,10 @@ mod tests {
         let mut web = deployment(2);
         let new = set_with(2, 0);
         let first = rollout(&web, &[&new], Some(&new), at(10));
-        assert_eq!(reason_of(&first, AVAILABLE), Some("MinimumReplicasUnavailable"));
+        assert_eq!(
+            reason_of(&first, AVAILABLE),
+            Some("MinimumReplicasUnavailable")
+        );
         assert_eq!(reason_of(&first, PROGRESSING), Some(UPDATED));
         assert_eq!(first.unavailable_replicas, Some(2));
         assert_eq!(first.terminating_replicas, Some(0));
@@ -393,7 +404,10 @@ mod tests {
             progressing.and_then(|c| c.last_update_time.clone()),
             Some(Time(at(30)))
         );
-        assert_eq!(reason_of(&done, AVAILABLE), Some("MinimumReplicasAvailable"));
+        assert_eq!(
+            reason_of(&done, AVAILABLE),
+            Some("MinimumReplicasAvailable")
+        );
         web.status = Some(done.clone());
         assert_eq!(deadline_check(&web, &done, at(30)), None);
 

@@ -42,7 +42,10 @@ impl Rank {
                 .and_then(|annotations| annotations.get(DELETION_COST))
                 .and_then(|cost| cost.parse().ok())
                 .unwrap_or(0),
-            neighbours: node.and_then(|node| neighbours.get(node)).copied().unwrap_or(0),
+            neighbours: node
+                .and_then(|node| neighbours.get(node))
+                .copied()
+                .unwrap_or(0),
             ready_since: pods::ready_since(pod),
             restarts: restarts(pod),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
@@ -216,7 +219,15 @@ mod tests {
         ]);
         assert_eq!(
             names,
-            ["unbound", "starting", "unready", "cheap", "fresh", "restarted", "old"]
+            [
+                "unbound",
+                "starting",
+                "unready",
+                "cheap",
+                "fresh",
+                "restarted",
+                "old"
+            ]
         );
     }
 

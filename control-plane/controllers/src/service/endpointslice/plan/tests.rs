@@ -41,12 +41,19 @@ fn ports(number: i32) -> Vec<EndpointPort> {
 fn group(numbers: impl IntoIterator<Item = usize>) -> Vec<Group> {
     vec![Group {
         ports: ports(80),
-        endpoints: numbers.into_iter().map(|number| endpoint(number, true)).collect(),
+        endpoints: numbers
+            .into_iter()
+            .map(|number| endpoint(number, true))
+            .collect(),
     }]
 }
 
 /// Carries a plan out as the API would.
-fn apply(mut slices: Vec<Arc<EndpointSlice>>, plan: Plan, next_name: &mut usize) -> Vec<Arc<EndpointSlice>> {
+fn apply(
+    mut slices: Vec<Arc<EndpointSlice>>,
+    plan: Plan,
+    next_name: &mut usize,
+) -> Vec<Arc<EndpointSlice>> {
     let gone = |slice: &EndpointSlice, name: &Option<String>| slice.metadata.name == *name;
     for deleted in &plan.delete {
         slices.retain(|slice| !gone(slice, &deleted.metadata.name));
@@ -91,7 +98,11 @@ fn a_service_without_pods_has_one_empty_slice() {
     assert!(first.create[0].ports.is_empty());
     let slices = apply(Vec::new(), first, &mut names);
     assert_eq!(plan(&frame(), &slices, Vec::new()), Plan::default());
-    let slices = apply(slices.clone(), plan(&frame(), &slices, group([1])), &mut names);
+    let slices = apply(
+        slices.clone(),
+        plan(&frame(), &slices, group([1])),
+        &mut names,
+    );
     assert_eq!(slices.len(), 1);
     assert_eq!(uids(&slices), ["uid-1"]);
 }
@@ -107,7 +118,11 @@ fn one_change_rewrites_one_slice() {
     unready[0].endpoints[120] = endpoint(120, false);
     let change = plan(&frame(), &slices, unready);
     assert_eq!(
-        (change.create.len(), change.update.len(), change.delete.len()),
+        (
+            change.create.len(),
+            change.update.len(),
+            change.delete.len()
+        ),
         (0, 1, 0)
     );
 
@@ -136,7 +151,11 @@ fn pods_that_resolve_a_port_name_differently_get_slices_of_their_own() {
     assert_eq!(slices.len(), 2);
     let change = plan(&frame(), &slices, group([1]));
     assert_eq!(
-        (change.create.len(), change.update.len(), change.delete.len()),
+        (
+            change.create.len(),
+            change.update.len(),
+            change.delete.len()
+        ),
         (0, 0, 1)
     );
 }
@@ -149,7 +168,10 @@ fn changed_labels_are_carried_over() {
     frame.labels.insert("team".into(), "a".into());
     let change = plan(&frame, &slices, group(0..3));
     assert_eq!(change.update.len(), 1);
-    assert_eq!(change.update[0].metadata.labels.as_ref(), Some(&frame.labels));
+    assert_eq!(
+        change.update[0].metadata.labels.as_ref(),
+        Some(&frame.labels)
+    );
 }
 
 proptest! {

@@ -36,9 +36,7 @@ fn set(name: &str, age: i64, replicas: i32, available: i32) -> Arc<ReplicaSet> {
     Arc::new(ReplicaSet {
         metadata: ObjectMeta {
             name: Some(name.into()),
-            creation_timestamp: jiff::Timestamp::from_second(1_000_000 - age)
-                .ok()
-                .map(Time),
+            creation_timestamp: jiff::Timestamp::from_second(1_000_000 - age).ok().map(Time),
             ..ObjectMeta::default()
         },
         spec: Some(ReplicaSetSpec {
@@ -140,7 +138,11 @@ fn unhealthy_old_pods_go_first() {
 fn a_lone_replica_set_follows_the_deployment() {
     let five = deployment(5, "1", "0");
     assert_eq!(
-        plan(&scale_all::<Arc<ReplicaSet>>(&five, &[], Some(&set("new", 0, 3, 3)))),
+        plan(&scale_all::<Arc<ReplicaSet>>(
+            &five,
+            &[],
+            Some(&set("new", 0, 3, 3))
+        )),
         [("new", 5)]
     );
     assert!(scale_all::<Arc<ReplicaSet>>(&five, &[], Some(&set("new", 0, 5, 3))).is_empty());
