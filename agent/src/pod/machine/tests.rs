@@ -1,0 +1,1 @@
+//! Table tests of the machine, one file per group of events.
