@@ -70,11 +70,15 @@ pub fn host_names(pod: &Pod, cluster_domain: &str) -> (String, Option<String>) {
 }
 
 /// The sandbox of a pod.
-pub fn sandbox(pod: &Pod, cluster_domain: &str, log_dir: PathBuf) -> SandboxSpec {
+pub fn sandbox(
+    pod: &Pod,
+    cluster_domain: &str,
+    log_dir: PathBuf,
+    pids_max: Option<u64>,
+) -> SandboxSpec {
     let spec = pod.spec.as_ref();
     let flag = |value: Option<bool>| value.unwrap_or(false);
     let security = spec.and_then(|spec| spec.security_context.as_ref());
-    let shm_size = None;
     SandboxSpec {
         pod_uid: pod.metadata.uid.clone().unwrap_or_default(),
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
@@ -84,7 +88,7 @@ pub fn sandbox(pod: &Pod, cluster_domain: &str, log_dir: PathBuf) -> SandboxSpec
         host_pid: flag(spec.and_then(|spec| spec.host_pid)),
         host_ipc: flag(spec.and_then(|spec| spec.host_ipc)),
         share_process_namespace: flag(spec.and_then(|spec| spec.share_process_namespace)),
-        shm_size,
+        shm_size: None,
         sysctls: security
             .and_then(|security| security.sysctls.as_ref())
             .into_iter()
@@ -93,7 +97,7 @@ pub fn sandbox(pod: &Pod, cluster_domain: &str, log_dir: PathBuf) -> SandboxSpec
             .collect(),
         cgroup: CgroupSpec {
             qos: resources::qos(pod),
-            resources: resources::pod_limits(pod, None),
+            resources: resources::pod_limits(pod, pids_max),
         },
         log_dir,
         labels: BTreeMap::new(),

@@ -70,6 +70,8 @@ pub struct Rooms {
     pub seccomp_dir: PathBuf,
     /// Domain of cluster names.
     pub cluster_domain: String,
+    /// Processes a pod may have at most.
+    pub pod_pids_limit: Option<u64>,
 }
 
 /// What pods can ask about the node.

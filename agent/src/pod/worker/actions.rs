@@ -379,7 +379,7 @@ async fn start_sandbox(rooms: &Rooms, pod: &Pod, replace: bool) -> Event {
             message: format!("cannot create {}: {error}", logs.display()),
         };
     }
-    let spec = build::sandbox(pod, &rooms.cluster_domain, logs);
+    let spec = build::sandbox(pod, &rooms.cluster_domain, logs, rooms.pod_pids_limit);
     match rooms.sandboxes.run_sandbox(spec).await {
         Ok(sandbox) => Event::SandboxStarted {
             shim_pid: sandbox.shim_pid,

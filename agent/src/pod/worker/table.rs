@@ -9,6 +9,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::RwLock;
 use pintle_proto::admin::PodSummary;
+use tokio::sync::watch;
 
 use crate::pod::machine::{Life, Machine};
 
@@ -40,7 +41,13 @@ pub struct PodEntry {
 
 /// All pods by uid. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct PodTable(Arc<RwLock<BTreeMap<String, PodEntry>>>);
+pub struct PodTable(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    pods: RwLock<BTreeMap<String, PodEntry>>,
+    changes: watch::Sender<u64>,
+}
 
 /// Directory of a pod's logs.
 pub(super) fn log_dir(logs_dir: &Path, pod: &Pod) -> PathBuf {
@@ -54,14 +61,24 @@ pub(super) fn log_dir(logs_dir: &Path, pod: &Pod) -> PathBuf {
 }
 
 impl PodTable {
+    /// Counts changes, for those who wait for one.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+
+    fn changed(&self) {
+        self.0.changes.send_modify(|count| *count += 1);
+    }
+
     /// One pod.
     pub fn get(&self, uid: &str) -> Option<PodEntry> {
-        self.0.read().get(uid).cloned()
+        self.0.pods.read().get(uid).cloned()
     }
 
     /// The pod with this name, when its uid is not known.
     pub fn find(&self, namespace: &str, name: &str) -> Option<(String, PodEntry)> {
         self.0
+            .pods
             .read()
             .iter()
             .find(|(_, entry)| entry.summary.namespace == namespace && entry.summary.name == name)
@@ -72,6 +89,7 @@ impl PodTable {
     pub fn summaries(&self) -> Vec<PodSummary> {
         let mut list: Vec<PodSummary> = self
             .0
+            .pods
             .read()
             .values()
             .map(|entry| entry.summary.clone())
@@ -83,7 +101,8 @@ impl PodTable {
     }
 
     pub(super) fn remove(&self, uid: &str) {
-        self.0.write().remove(uid);
+        self.0.pods.write().remove(uid);
+        self.changed();
     }
 
     pub(super) fn update(&self, uid: &str, machine: &Machine, status: &PodStatus, logs_dir: &Path) {
@@ -146,6 +165,7 @@ impl PodTable {
             containers,
             log_dir: log_dir(logs_dir, pod),
         };
-        self.0.write().insert(uid.to_owned(), entry);
+        self.0.pods.write().insert(uid.to_owned(), entry);
+        self.changed();
     }
 }
