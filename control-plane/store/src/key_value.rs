@@ -211,6 +211,14 @@ pub struct Txn {
     pub failure: Vec<Op>,
 }
 
+impl Txn {
+    /// Whether either branch could change anything.
+    pub fn writes(&self) -> bool {
+        let reads = |op: &Op| matches!(op, Op::Range(_));
+        !self.success.iter().chain(&self.failure).all(reads)
+    }
+}
+
 /// Answer to one [`Op`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpResponse {

@@ -133,6 +133,10 @@ impl Store {
     /// Runs a transaction. When it returns, its writes are on disk, readable and announced.
     pub async fn txn(&self, txn: Txn) -> Result<TxnResponse, StoreError> {
         validate(&txn)?;
+        if !txn.writes() {
+            self.inner.engine.read_barrier().await?;
+            return self.inner.machine.view()?.read_txn(&txn);
+        }
         let request = Request::Txn(txn);
         let bytes = size_hint(&request);
         if bytes > MAX_TXN_BYTES {

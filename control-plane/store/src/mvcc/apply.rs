@@ -11,16 +11,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use redb::{Durability, ReadableTable, Table, WriteTransaction};
 
-use super::read::{check_revision, encode_membership, end_of, range};
+use super::read::{check_revision, encode_membership, end_of, holds, range};
 use super::tables::{
     CHANGE_DELETE, CHANGE_PUT, CHANGES, HISTORY, LATEST, LEASE_KEYS, LEASES, META, StateRow,
-    TOMBSTONE, VersionHead, corrupted, value_of,
+    TOMBSTONE, VersionHead, corrupted,
 };
 use super::{Machine, StoredMembership};
 use crate::error::{Rejection, StoreError};
 use crate::key_value::{
-    ALL_KEYS_END, Compare, CompareOp, CompareTarget, KeyValue, LeaseId, Op, OpResponse, Revision,
-    Txn, TxnResponse,
+    ALL_KEYS_END, KeyValue, LeaseId, Op, OpResponse, Revision, Txn, TxnResponse,
 };
 use crate::request::{Outcome, Reply, Request};
 use crate::wal::frame::Position;
@@ -222,7 +221,7 @@ impl<'txn> Batch<'txn> {
         }
         let mut succeeded = true;
         for compare in &txn.compares {
-            if !self.compare(compare)? {
+            if !holds(&self.latest, compare)? {
                 succeeded = false;
                 break;
             }
@@ -386,30 +385,6 @@ impl<'txn> Batch<'txn> {
             self.state.revision = change.revision;
             effects.changes.push(Arc::new(change));
         }
-    }
-
-    fn compare(&self, compare: &Compare) -> Applied<bool> {
-        let row = self.latest.get(&compare.key[..])?;
-        let head = match &row {
-            Some(row) => VersionHead::decode(row.value()).ok_or_else(|| corrupted("latest"))?,
-            None => VersionHead::default(),
-        };
-        let ordering = match &compare.target {
-            CompareTarget::ModRevision(given) => head.mod_revision.cmp(given),
-            CompareTarget::CreateRevision(given) => head.create_revision.cmp(given),
-            CompareTarget::Version(given) => head.version.cmp(given),
-            CompareTarget::Lease(given) => head.lease.cmp(given),
-            CompareTarget::Value(given) => match &row {
-                Some(row) => value_of(row.value()).cmp(&given[..]),
-                None => return Ok(false),
-            },
-        };
-        Ok(match compare.op {
-            CompareOp::Equal => ordering.is_eq(),
-            CompareOp::Greater => ordering.is_gt(),
-            CompareOp::Less => ordering.is_lt(),
-            CompareOp::NotEqual => ordering.is_ne(),
-        })
     }
 }
 

@@ -10,9 +10,12 @@ use bytes::Bytes;
 use redb::{ReadTransaction, ReadableTable};
 
 use super::StoredMembership;
-use super::tables::{HISTORY, LATEST, LEASES, META, StateRow, VersionHead, corrupted};
+use super::tables::{HISTORY, LATEST, LEASES, META, StateRow, VersionHead, corrupted, value_of};
 use crate::error::{Rejection, StoreError};
-use crate::key_value::{KeyValue, LeaseId, RangeRequest, RangeResponse, Revision};
+use crate::key_value::{
+    Compare, CompareOp, CompareTarget, KeyValue, LeaseId, Op, OpResponse, RangeRequest,
+    RangeResponse, Revision, Txn, TxnResponse,
+};
 use crate::wal::frame::Position;
 
 /// A consistent view of the state.
@@ -92,6 +95,38 @@ impl View {
     }
 }
 
+impl View {
+    /// Runs a transaction that writes in neither branch.
+    pub(crate) fn read_txn(&self, txn: &Txn) -> Result<TxnResponse, StoreError> {
+        let state = self.state()?;
+        let succeeded = || -> Result<bool, redb::Error> {
+            let latest = self.txn.open_table(LATEST)?;
+            for compare in &txn.compares {
+                if !holds(&latest, compare)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        let succeeded = succeeded().map_err(failed)?;
+        let mut responses = Vec::new();
+        for op in if succeeded {
+            &txn.success
+        } else {
+            &txn.failure
+        } {
+            if let Op::Range(request) = op {
+                responses.push(OpResponse::Range(self.range(request)?));
+            }
+        }
+        Ok(TxnResponse {
+            succeeded,
+            revision: state.revision,
+            responses,
+        })
+    }
+}
+
 fn failed(error: redb::Error) -> StoreError {
     StoreError::Database {
         operation: "read",
@@ -115,6 +150,34 @@ pub(crate) fn check_revision(
         }),
         _ => Ok(()),
     }
+}
+
+/// Whether a condition holds.
+pub(crate) fn holds(
+    latest: &impl ReadableTable<&'static [u8], &'static [u8]>,
+    compare: &Compare,
+) -> Result<bool, redb::StorageError> {
+    let row = latest.get(&compare.key[..])?;
+    let head = match &row {
+        Some(row) => VersionHead::decode(row.value()).ok_or_else(|| corrupted("latest"))?,
+        None => VersionHead::default(),
+    };
+    let ordering = match &compare.target {
+        CompareTarget::ModRevision(given) => head.mod_revision.cmp(given),
+        CompareTarget::CreateRevision(given) => head.create_revision.cmp(given),
+        CompareTarget::Version(given) => head.version.cmp(given),
+        CompareTarget::Lease(given) => head.lease.cmp(given),
+        CompareTarget::Value(given) => match &row {
+            Some(row) => value_of(row.value()).cmp(&given[..]),
+            None => return Ok(false),
+        },
+    };
+    Ok(match compare.op {
+        CompareOp::Equal => ordering.is_eq(),
+        CompareOp::Greater => ordering.is_gt(),
+        CompareOp::Less => ordering.is_lt(),
+        CompareOp::NotEqual => ordering.is_ne(),
+    })
 }
 
 /// The exclusive end of a range whose `end` may be empty for "just `start`".

@@ -30,8 +30,8 @@ use crate::keeper::Wake;
 use crate::mvcc::Machine;
 use crate::wal::{SyncTarget, Wal, frame};
 
-/// Applied entries kept in memory for followers that are only a little behind.
-const CACHED_ENTRIES: usize = 128;
+/// Bytes of applied entries kept in memory for followers that are only a little behind.
+const CACHED_BYTES: usize = 256 << 10;
 /// Bytes read from the log at once.
 const READ_BYTES: usize = 4 << 20;
 
@@ -44,7 +44,7 @@ pub(crate) struct LogStore {
 struct Shared {
     wal: Mutex<Wal>,
     /// The newest entries, consecutive; at least all that are not applied.
-    cache: Mutex<VecDeque<RaftEntry>>,
+    cache: Mutex<Cache>,
     machine: Arc<Machine>,
     failure: Arc<Failure>,
     syncs: Arc<SyncRecorder>,
@@ -56,6 +56,47 @@ struct Shared {
     /// Bytes in the log when the last checkpoint was asked for, counted from the start.
     written: AtomicU64,
     checkpointed: AtomicU64,
+}
+
+#[derive(Default)]
+struct Cache {
+    /// Each with its size in the log.
+    entries: VecDeque<(RaftEntry, usize)>,
+    bytes: usize,
+}
+
+impl Cache {
+    fn first(&self) -> Option<u64> {
+        self.entries.front().map(|(entry, _)| entry.log_id.index)
+    }
+
+    fn last(&self) -> Option<u64> {
+        self.entries.back().map(|(entry, _)| entry.log_id.index)
+    }
+
+    fn push(&mut self, entry: RaftEntry, bytes: usize) {
+        if self
+            .last()
+            .is_some_and(|last| last + 1 != entry.log_id.index)
+        {
+            self.entries.clear();
+            self.bytes = 0;
+        }
+        self.bytes += bytes;
+        self.entries.push_back((entry, bytes));
+    }
+
+    fn pop_first(&mut self) {
+        if let Some((_, bytes)) = self.entries.pop_front() {
+            self.bytes -= bytes;
+        }
+    }
+
+    fn pop_last(&mut self) {
+        if let Some((_, bytes)) = self.entries.pop_back() {
+            self.bytes -= bytes;
+        }
+    }
 }
 
 struct SyncJob {
@@ -142,12 +183,7 @@ impl LogStore {
     fn read(&self, start: u64, end: u64, max_bytes: usize) -> Result<Vec<RaftEntry>, StoreError> {
         let mut entries = Vec::new();
         let mut next = start;
-        let cached = self
-            .shared
-            .cache
-            .lock()
-            .front()
-            .map_or(u64::MAX, |entry| entry.log_id.index);
+        let cached = self.shared.cache.lock().first().unwrap_or(u64::MAX);
         while next < end.min(cached) {
             let read = self
                 .shared
@@ -164,17 +200,12 @@ impl LogStore {
             }
         }
         let cache = self.shared.cache.lock();
-        if let Some(first) = cache.front().map(|entry| entry.log_id.index)
+        if let Some(first) = cache.first()
             && next.max(first) < end
         {
             let skip = usize::try_from(next.saturating_sub(first)).unwrap_or(usize::MAX);
-            entries.extend(
-                cache
-                    .iter()
-                    .skip(skip)
-                    .take_while(|entry| entry.log_id.index < end)
-                    .cloned(),
-            );
+            let wanted = cache.entries.iter().skip(skip).map(|(entry, _)| entry);
+            entries.extend(wanted.take_while(|entry| entry.log_id.index < end).cloned());
         }
         Ok(entries)
     }
@@ -282,16 +313,17 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     {
         let shared = &self.shared;
         let entries: Vec<RaftEntry> = entries.into_iter().collect();
-        let target = {
+        let (target, sizes) = {
             let encoded: Result<Vec<_>, _> = entries.iter().map(encode_entry).collect();
+            let encoded = encoded.map_err(|error| self.fail(StorageIOError::write_logs, &error))?;
+            let sizes: Vec<usize> = encoded.iter().map(frame::Entry::bytes).collect();
             let mut wal = shared.wal.lock();
             let before = wal.bytes();
-            encoded
-                .and_then(|encoded| wal.append(encoded))
+            wal.append(encoded)
                 .map_err(|error| self.fail(StorageIOError::write_logs, &error))?;
             let written = wal.bytes().saturating_sub(before);
             shared.written.fetch_add(written, Ordering::Relaxed);
-            wal.sync_target()
+            (wal.sync_target(), sizes)
         };
         if self.bytes_since_checkpoint() >= shared.checkpoint_bytes {
             shared.wake.now();
@@ -299,20 +331,11 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         let applied = shared.machine.applied_next();
         {
             let mut cache = shared.cache.lock();
-            let follows = match (cache.back(), entries.first()) {
-                (Some(last), Some(first)) => last.log_id.index + 1 == first.log_id.index,
-                _ => true,
-            };
-            if !follows {
-                cache.clear();
+            for (entry, bytes) in entries.into_iter().zip(sizes) {
+                cache.push(entry, bytes);
             }
-            cache.extend(entries);
-            while cache.len() > CACHED_ENTRIES
-                && cache
-                    .front()
-                    .is_some_and(|entry| entry.log_id.index < applied)
-            {
-                cache.pop_front();
+            while cache.bytes > CACHED_BYTES && cache.first().is_some_and(|first| first < applied) {
+                cache.pop_first();
             }
         }
         if applied < shared.committed_next.load(Ordering::Acquire) {
@@ -331,11 +354,8 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         let truncated = self.shared.wal.lock().truncate(since.index);
         truncated.map_err(|error| self.fail(StorageIOError::write_logs, &error))?;
         let mut cache = self.shared.cache.lock();
-        while cache
-            .back()
-            .is_some_and(|entry| entry.log_id.index >= since.index)
-        {
-            cache.pop_back();
+        while cache.last().is_some_and(|last| last >= since.index) {
+            cache.pop_last();
         }
         Ok(())
     }
@@ -352,11 +372,8 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         let purged = shared.wal.lock().purge(position(upto));
         purged.map_err(|error| self.fail(StorageIOError::write_logs, &error))?;
         let mut cache = shared.cache.lock();
-        while cache
-            .front()
-            .is_some_and(|entry| entry.log_id.index <= upto.index)
-        {
-            cache.pop_front();
+        while cache.first().is_some_and(|first| first <= upto.index) {
+            cache.pop_first();
         }
         Ok(())
     }

@@ -60,6 +60,16 @@ pub(crate) struct Entry {
     pub(crate) payload: Payload,
 }
 
+impl Entry {
+    /// About how many bytes it takes in a frame.
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.payload {
+            Payload::Blank => 48,
+            Payload::Requests(bytes) | Payload::Membership(bytes) => bytes.len() + 48,
+        }
+    }
+}
+
 /// One durable step of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Record {
@@ -108,13 +118,7 @@ pub(crate) enum FrameError {
 /// Encodes a frame.
 pub(crate) fn encode_frame(sequence: u64, record: &Record) -> BytesMut {
     let hint = match record {
-        Record::Entries { entries, .. } => entries
-            .iter()
-            .map(|entry| match &entry.payload {
-                Payload::Blank => 48,
-                Payload::Requests(bytes) | Payload::Membership(bytes) => bytes.len() + 48,
-            })
-            .sum(),
+        Record::Entries { entries, .. } => entries.iter().map(Entry::bytes).sum(),
         _ => 48,
     };
     let mut out = BytesMut::with_capacity(FRAME_HEAD + hint + 16);

@@ -76,6 +76,8 @@ impl Watcher {
                     if let Some(batch) = self.read_past(from) {
                         return Some(batch);
                     }
+                    // A long way without a matching event must not hold up other tasks.
+                    tokio::task::yield_now().await;
                 }
                 Phase::Live(subscription) => match subscription.take(BATCH) {
                     Taken::Changes(changes) => return Some(Ok(self.batch(&changes))),
