@@ -1,6 +1,6 @@
 //! The maps, pinned by name under the agent's directory on bpffs.
 //!
-//! The agent writes [`FRONTENDS`], [`BACKENDS`] and [`PODS`]; the programs write [`PEERS`] and
+//! The agent writes [`FRONTENDS`], [`BACKENDS`], [`PODS`] and [`NAMESPACES`]; the programs write [`PEERS`] and
 //! [`UDP_FLOWS`], from which the agent removes what points to backends that are gone.
 //!
 //! The hash maps are not preallocated: an empty node pays nothing for their size, and readers
@@ -10,8 +10,8 @@ use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, LruHashMap};
 use pintle_ebpf_abi::{
-    Backend, BackendKey, Frontend, FrontendKey, MAX_BACKENDS, MAX_FRONTENDS, MAX_PEERS, MAX_PODS,
-    MAX_UDP_FLOWS, Peer, PeerKey, Pod, UdpFlowKey,
+    Backend, BackendKey, Frontend, FrontendKey, MAX_BACKENDS, MAX_FRONTENDS, MAX_NAMESPACES,
+    MAX_PEERS, MAX_PODS, MAX_UDP_FLOWS, Peer, PeerKey, Pod, UdpFlowKey,
 };
 
 /// Addresses that are translated.
@@ -34,6 +34,16 @@ static UDP_FLOWS: LruHashMap<UdpFlowKey, Backend> = LruHashMap::pinned(MAX_UDP_F
 /// Pods of this node by address.
 #[map]
 static PODS: HashMap<u32, Pod> = HashMap::pinned(MAX_PODS, BPF_F_NO_PREALLOC);
+
+/// Network namespaces in which this node's Services exist.
+#[map]
+static NAMESPACES: HashMap<u64, u32> = HashMap::pinned(MAX_NAMESPACES, BPF_F_NO_PREALLOC);
+
+/// Whether Services exist in the network namespace with that cookie.
+#[inline(always)]
+pub(crate) fn has_services(namespace: u64) -> bool {
+    NAMESPACES.get_ptr(namespace).is_some()
+}
 
 /// The frontend at an address, if there is one.
 #[inline(always)]

@@ -1,13 +1,15 @@
 //! Services at the socket: translation when a process connects or sends.
 //!
-//! Watches FRONTENDS, BACKENDS and UDP_FLOWS. Changes the destination in `bpf_sock_addr`, and
+//! Watches FRONTENDS, BACKENDS, NAMESPACES and UDP_FLOWS. Changes the destination in `bpf_sock_addr`, and
 //! remembers in PEERS what the process asked for, so that `recvfrom` and `getpeername` show it
 //! the address it knows. A Service without backends is refused here: the process sees
 //! ECONNREFUSED from the very call (bpf_set_retval, Linux 5.18).
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::bpf_sock_addr;
-use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_get_socket_cookie, bpf_set_retval};
+use aya_ebpf::helpers::generated::{
+    bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_socket_cookie, bpf_set_retval,
+};
 use aya_ebpf::programs::SockAddrContext;
 use pintle_ebpf_abi::{Backend, Frontend, FrontendKey, Peer, PeerKey, UdpFlowKey};
 
@@ -99,6 +101,15 @@ impl Sock {
     }
 
     #[inline(always)]
+    fn namespace(&self) -> u64 {
+        // SAFETY: the helper takes this context in every program of this file.
+        unsafe { bpf_get_netns_cookie(self.ctx.as_ptr()) }
+    }
+
+    /// The frontend the socket asks for. An address that is a Service's here means something
+    /// else in namespaces that are not this node's: those of containers of other runtimes, or
+    /// of another node on the same kernel.
+    #[inline(always)]
     fn frontend(&self, protocol: u32) -> Option<(FrontendKey, Frontend)> {
         let key = FrontendKey {
             address: self.address(),
@@ -106,7 +117,8 @@ impl Sock {
             protocol: protocol as u8,
             scope: 0,
         };
-        maps::frontend(&key).map(|frontend| (key, frontend))
+        let frontend = maps::frontend(&key)?;
+        maps::has_services(self.namespace()).then_some((key, frontend))
     }
 }
 

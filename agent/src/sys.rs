@@ -7,6 +7,7 @@
 )]
 
 pub(crate) mod bpf;
+pub(crate) mod netns;
 mod terminal;
 mod watched;
 

@@ -23,6 +23,8 @@ pub const MAX_FRONTENDS: u32 = 131_072;
 pub const MAX_BACKENDS: u32 = 524_288;
 /// Most pods of one node with an entry on the fast path.
 pub const MAX_PODS: u32 = 4_096;
+/// Network namespaces in which Services exist: the pods' and the host's.
+pub const MAX_NAMESPACES: u32 = MAX_PODS + 4;
 /// Translated sockets remembered for the way back; the least recently used go first.
 pub const MAX_PEERS: u32 = 32_768;
 /// Unconnected UDP sockets whose choice of backend is remembered.
@@ -40,8 +42,8 @@ pub mod map {
     pub const UDP_FLOWS: &str = "UDP_FLOWS";
     /// Address of a pod on this node → `Pod`.
     pub const PODS: &str = "PODS";
-    /// All of them.
-    pub const ALL: [&str; 5] = [FRONTENDS, BACKENDS, PEERS, UDP_FLOWS, PODS];
+    /// Cookie of a network namespace → address of the pod it belongs to, 0 for the host's.
+    pub const NAMESPACES: &str = "NAMESPACES";
 }
 
 /// Names of the programs in the object.

@@ -27,6 +27,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::cidr::Cidr;
+use crate::sys;
 
 /// `rtm_protocol` of every route made here (`p`): shows who made it.
 pub(super) const ROUTE_PROTOCOL: RouteProtocol = RouteProtocol::Other(112);
@@ -125,6 +126,14 @@ impl Netlink {
         };
         open().map_err(|source| NetlinkError {
             request: "open a netlink socket".to_owned(),
+            source,
+        })
+    }
+
+    /// Cookie of the namespace this socket is in.
+    pub(super) fn namespace(&self) -> Result<u64, NetlinkError> {
+        sys::netns::cookie(&self.socket).map_err(|source| NetlinkError {
+            request: "identify a network namespace".to_owned(),
             source,
         })
     }

@@ -103,7 +103,7 @@ impl Node {
             let name = link_name(&self.config.instance_id, uid);
             if let Some(link) = netlink.link(&name)? {
                 netlink.add_route(&host_route(*address, self.gateway, link.index))?;
-                self.attach_data_path(name, link.index, *address)?;
+                self.attach_data_path(name, link.index, *address, None)?;
             }
         }
         Ok(())
@@ -122,9 +122,9 @@ impl Node {
             gateway: self.gateway,
             mtu: self.mtu,
         };
-        let connected = plan
-            .connect(netlink, netns)
-            .and_then(|index| self.attach_data_path(name.clone(), index, address));
+        let connected = plan.connect(netlink, netns).and_then(|(index, namespace)| {
+            self.attach_data_path(name.clone(), index, address, Some(namespace))
+        });
         if let Err(error) = connected {
             if is_new {
                 ipam.release(uid)?;
@@ -143,12 +143,14 @@ impl Node {
         interface: String,
         ifindex: u32,
         address: Ipv4Addr,
+        namespace: Option<u64>,
     ) -> Result<(), NetworkError> {
         if let Some(data_path) = &self.data_path {
             data_path.attach_pod(&PodLink {
                 interface,
                 ifindex,
                 address,
+                namespace,
                 pod_mac: pod_mac(address),
                 host_mac: host_mac(address),
             })?;

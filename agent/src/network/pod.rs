@@ -66,8 +66,13 @@ pub(super) fn host_mac(address: Ipv4Addr) -> Mac {
 }
 
 impl PodPlan<'_> {
-    /// Connects the namespace and returns the index of the host side.
-    pub(super) fn connect(&self, host: &mut Netlink, path: &Path) -> Result<u32, NetworkError> {
+    /// Connects the namespace and returns the index of the host side and the cookie of the
+    /// namespace.
+    pub(super) fn connect(
+        &self,
+        host: &mut Netlink,
+        path: &Path,
+    ) -> Result<(u32, u64), NetworkError> {
         let namespace_error = |source| NetworkError::Namespace {
             path: path.to_owned(),
             source,
@@ -77,7 +82,7 @@ impl PodPlan<'_> {
         let link = self.host_link(host, &mut inside, &netns)?;
         netns::within(&netns, || self.set_up_inside(&mut inside)).map_err(namespace_error)??;
         self.set_up_host(host, &link)?;
-        Ok(link.index)
+        Ok((link.index, inside.namespace()?))
     }
 
     /// The host side, with its other end in the pod: the one that is there, else a new one.

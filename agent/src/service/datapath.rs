@@ -3,7 +3,7 @@
 //! Watches nothing. Changes the pins of this instance on bpffs:
 //!
 //! ```text
-//! <bpffs_dir>/v<ABI>/FRONTENDS BACKENDS PEERS UDP_FLOWS PODS     maps
+//! <bpffs_dir>/v<ABI>/FRONTENDS BACKENDS PEERS UDP_FLOWS …        maps
 //! <bpffs_dir>/links/connect4 …                                   cgroup links
 //! <bpffs_dir>/links/pod-<veth>                                   TCX links (Linux 6.6)
 //! ```
@@ -16,7 +16,7 @@
 
 use std::fs::File;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,10 @@ use pintle_ebpf_abi::{
 use super::ServiceConfig;
 use super::bpffs;
 use super::table::{Op, Table};
-use crate::sys::bpf;
+use crate::sys::{self, bpf};
+
+/// Owner of the host's network namespace.
+const HOST: u32 = 0;
 
 /// The compiled programs; empty when they were not compiled.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PINTLE_BPF_OBJECT"));
@@ -129,6 +132,9 @@ pub enum DataPathError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The network namespace cannot be identified.
+    #[error("cannot identify the network namespace")]
+    Namespace(#[source] io::Error),
     /// A map has no room for another entry.
     #[error("the BPF map {map} is full: entries for new Services or endpoints are refused")]
     MapFull {
@@ -154,6 +160,8 @@ pub struct PodLink {
     pub ifindex: u32,
     /// The pod's address.
     pub address: Ipv4Addr,
+    /// Cookie of the pod's network namespace, where Services are to exist; `None`: as before.
+    pub namespace: Option<u64>,
     /// Hardware address of the interface in the pod.
     pub pod_mac: [u8; 6],
     /// Hardware address of the host side.
@@ -188,6 +196,38 @@ struct Maps {
     backends: TypedMap<BackendKey, Backend>,
     udp_flows: TypedMap<UdpFlowKey, Backend>,
     pods: HashMap<MapData, u32, <Pod as Entry>::Bytes>,
+    namespaces: HashMap<MapData, u64, u32>,
+}
+
+impl Maps {
+    /// Makes `namespace` the one of its owner, and no other.
+    fn set_namespace(&mut self, owner: u32, namespace: u64) -> Result<(), DataPathError> {
+        self.namespaces
+            .insert(namespace, owner, 0)
+            .map_err(|source| map_error(map::NAMESPACES, source))?;
+        self.remove_namespaces(owner, Some(namespace))
+    }
+
+    fn remove_namespaces(&mut self, owner: u32, keep: Option<u64>) -> Result<(), DataPathError> {
+        for (namespace, other) in collect(map::NAMESPACES, self.namespaces.iter())? {
+            if other == owner
+                && Some(namespace) != keep
+                && let Err(source) = self.namespaces.remove(&namespace)
+                && !is_not_found(&source)
+            {
+                return Err(map_error(map::NAMESPACES, source));
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_pod(&mut self, address: u32) -> Result<(), DataPathError> {
+        self.remove_namespaces(address, None)?;
+        match self.pods.remove(&address) {
+            Err(source) if !is_not_found(&source) => Err(map_error(map::PODS, source)),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl DataPath {
@@ -222,12 +262,14 @@ impl DataPath {
             .default_map_pin_directory(&maps_dir)
             .load(OBJECT)
             .map_err(|source| DataPathError::Load(Box::new(source)))?;
-        let maps = Maps {
+        let mut maps = Maps {
             frontends: take(&mut ebpf, map::FRONTENDS)?,
             backends: take(&mut ebpf, map::BACKENDS)?,
             udp_flows: take(&mut ebpf, map::UDP_FLOWS)?,
             pods: take(&mut ebpf, map::PODS)?,
+            namespaces: take(&mut ebpf, map::NAMESPACES)?,
         };
+        maps.set_namespace(HOST, own_namespace()?)?;
         let pod_program = pod_program(&mut ebpf)?;
         pod_program
             .load()
@@ -343,6 +385,9 @@ impl DataPath {
             .pods
             .insert(wire(pod.address), entry.to_bytes(), 0)
             .map_err(|source| map_error(map::PODS, source))?;
+        if let Some(namespace) = pod.namespace {
+            loaded.maps.set_namespace(wire(pod.address), namespace)?;
+        }
         let program = pod_program(&mut loaded.ebpf)?;
         if self.inner.tcx {
             self.attach_tcx(program, pod)
@@ -386,11 +431,7 @@ impl DataPath {
     /// whichever comes first.
     pub fn detach_pod(&self, interface: &str, address: Ipv4Addr) -> Result<(), DataPathError> {
         let mut loaded = self.inner.loaded.lock();
-        match loaded.maps.pods.remove(&wire(address)) {
-            Ok(()) | Err(MapError::KeyNotFound) => {}
-            Err(source) if is_not_found(&source) => {}
-            Err(source) => return Err(map_error(map::PODS, source)),
-        }
+        loaded.maps.remove_pod(wire(address))?;
         remove_pin(&self.pod_pin(interface))
     }
 
@@ -400,10 +441,12 @@ impl DataPath {
         let keep: Vec<u32> = live.iter().map(|(_, address)| wire(*address)).collect();
         let known = collect(map::PODS, loaded.maps.pods.keys())?;
         for address in known.into_iter().filter(|key| !keep.contains(key)) {
-            if let Err(source) = loaded.maps.pods.remove(&address)
-                && !is_not_found(&source)
-            {
-                return Err(map_error(map::PODS, source));
+            loaded.maps.remove_pod(address)?;
+        }
+        let known = collect(map::NAMESPACES, loaded.maps.namespaces.iter())?;
+        for (_, owner) in known {
+            if owner != HOST && !keep.contains(&owner) {
+                loaded.maps.remove_pod(owner)?;
             }
         }
         let keep: Vec<PathBuf> = live.iter().map(|(name, _)| self.pod_pin(name)).collect();
@@ -491,6 +534,12 @@ impl DataPath {
         }
         Ok(())
     }
+}
+
+/// The namespace of the calling thread, which is the host's.
+fn own_namespace() -> Result<u64, DataPathError> {
+    let cookie = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(sys::netns::cookie);
+    cookie.map_err(DataPathError::Namespace)
 }
 
 /// clsact (before Linux 6.6): one filter of fixed priority and handle, replaced in place. It

@@ -13,6 +13,7 @@ use super::super::netlink::{Link, VethPair};
 use super::*;
 use crate::service::cluster::fixtures::{endpoint, service, slice};
 use crate::service::testing::TestNode;
+use crate::service::{DataPathError, ServiceConfig};
 use crate::session::ClusterChange;
 
 const INSTANCE: &str = "7e571a9e";
@@ -267,7 +268,7 @@ fn connect_outside(netlink: &mut Netlink, name: &str, own: Ipv4Addr, other: Ipv4
 
 /// With the BPF programs: no packet between pods takes the host's routing, forged sources are
 /// dropped, Services work from pods, and all of it goes on across a restart.
-fn check_data_path(name: &str, open: impl Fn(&TestNode) -> DataPath) {
+fn check_data_path(name: &str, open: fn(&ServiceConfig) -> Result<DataPath, DataPathError>) {
     if !is_root() {
         return;
     }
@@ -276,7 +277,11 @@ fn check_data_path(name: &str, open: impl Fn(&TestNode) -> DataPath) {
     };
     let state = tempfile::tempdir().unwrap();
     let (host, a, b) = (Namespace::new(), Namespace::new(), Namespace::new());
-    let data_path = open(&test);
+    let start = || {
+        let config = test.config();
+        host.run(move || open(&config).unwrap())
+    };
+    let data_path = start();
     let mut services = test.synchroniser(data_path.clone());
     let node = build(&host, state.path(), Some(data_path.clone()));
     let a_ip = attach(&host, &node, "uid-a", &a);
@@ -309,11 +314,14 @@ fn check_data_path(name: &str, open: impl Fn(&TestNode) -> DataPath) {
     );
 
     check_forged_source(&host, &b, b_ip);
+    let stranger = Namespace::new();
+    let error = stranger.ask((vip, 8080)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NetworkUnreachable, "no node there");
 
     let mut stream = b.run(move || TcpStream::connect((a_ip, 80)).unwrap());
     drop((node, services, data_path));
     assert_eq!(b.ask((vip, 8080)).unwrap(), b_ip.to_string(), "no agent");
-    let data_path = open(&test);
+    let data_path = start();
     let node = build(&host, state.path(), Some(data_path.clone()));
     assert_eq!(data_path.pods().unwrap().len(), 2, "adopted");
     let mut services = test.synchroniser(data_path.clone());
@@ -351,12 +359,10 @@ fn check_forged_source(host: &Namespace, pod: &Namespace, address: Ipv4Addr) {
 
 #[test]
 fn the_data_path_carries_pods_by_tcx() {
-    check_data_path("tcx", |test| DataPath::open(&test.config()).unwrap());
+    check_data_path("tcx", DataPath::open);
 }
 
 #[test]
 fn the_data_path_carries_pods_by_clsact() {
-    check_data_path("clsact", |test| {
-        DataPath::open_without_tcx(&test.config()).unwrap()
-    });
+    check_data_path("clsact", DataPath::open_without_tcx);
 }
