@@ -241,7 +241,7 @@ fn check_past(machine: &Machine, model: &Model) {
 const ALL: &[u8] = crate::key_value::ALL_KEYS_END;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
     fn agrees_with_the_model(steps in prop::collection::vec(step(), 1..40)) {

@@ -17,7 +17,7 @@ use crate::key_value::Op;
 
 const DIRECTORY: &str = "PINTLE_STORE_CRASH_DIR";
 const WRITERS: usize = 4;
-const KILLS: usize = 12;
+const KILLS: usize = 8;
 
 fn config(dir: &Path) -> StoreConfig {
     StoreConfig {

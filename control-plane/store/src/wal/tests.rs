@@ -201,7 +201,7 @@ fn salvage_keeps_what_precedes_the_damage() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     /// The last segment ends at any byte: every frame before is there, and the log goes on.
     #[test]
