@@ -140,6 +140,16 @@ impl ControlPlaneConfig {
         self.pod_cidr.nth(1)
     }
 
+    /// Prefix length of one node's share of the pod range.
+    pub fn node_cidr_mask(&self) -> u8 {
+        let usual = if self.pod_cidr.network().is_ipv4() {
+            24
+        } else {
+            64
+        };
+        self.pod_cidr.prefix().max(usual)
+    }
+
     /// Whether pods need a listener of their own because `bind` is not reachable for them.
     pub fn needs_gateway_listener(&self) -> bool {
         self.bind.is_loopback()

@@ -242,20 +242,13 @@ impl ControlPlane {
             rest: self.rest(),
             grpc: self.grpc(&shutdown, &tasks),
         };
-        let api = inner.api.clone();
-        let api_shutdown = CancellationToken::new();
-        let stop_api = api_shutdown.clone();
-        let api_task = tasks.spawn(async move { api.run(stop_api).await });
+        let (api, stop) = (inner.api.clone(), shutdown.clone());
+        tasks.spawn(async move { api.run(stop).await });
         tasks.spawn(renew_certificates(Arc::clone(&inner.pki), shutdown.clone()));
         inner.ready.send_replace(true);
         tracing::info!(address = %inner.address, "the API is served");
         server::serve(listeners, tls, services, shutdown).await;
-
         inner.ready.send_replace(false);
-        api_shutdown.cancel();
-        if let Err(error) = api_task.await {
-            tracing::error!(%error, "the API ended badly");
-        }
         tasks.close();
         tasks.wait().await;
         inner.store.shutdown().await;

@@ -223,7 +223,7 @@ impl NodeSession for SessionServer {
         }
 
         let as_node = self.client.impersonate(UserInfo::node(&node));
-        let recorder = EventRecorder::new(&as_node, "kubelet");
+        let recorder = EventRecorder::on_node(&as_node, "kubelet", &node);
         let requests = Requests::new(
             &node,
             as_node,

@@ -51,10 +51,21 @@ struct Draft {
 impl EventRecorder {
     /// A recorder whose Events carry `component` as their source.
     pub fn new(client: &Client, component: &str) -> Self {
+        Self::on_host(client, component, None)
+    }
+
+    /// A recorder for a component of a node: the Events name the node as their host.
+    pub fn on_node(client: &Client, component: &str, node: &str) -> Self {
+        Self::on_host(client, component, Some(node.to_owned()))
+    }
+
+    fn on_host(client: &Client, component: &str, host: Option<String>) -> Self {
         let (queue, drafts) = mpsc::channel(QUEUE);
-        client
-            .core()
-            .spawn(write(client.clone(), component.to_owned(), drafts));
+        let source = EventSource {
+            component: Some(component.to_owned()),
+            host,
+        };
+        client.core().spawn(write(client.clone(), source, drafts));
         Self {
             queue,
             client: client.clone(),
@@ -82,10 +93,10 @@ impl EventRecorder {
     }
 }
 
-async fn write(client: Client, component: String, mut drafts: mpsc::Receiver<Draft>) {
+async fn write(client: Client, source: EventSource, mut drafts: mpsc::Receiver<Draft>) {
     let mut correlator = Correlator::default();
     while let Some(draft) = drafts.recv().await {
-        let Some(step) = correlator.correlate(&component, draft) else {
+        let Some(step) = correlator.correlate(&source, draft) else {
             continue;
         };
         write_one(&client, &mut correlator, step).await;
@@ -174,7 +185,7 @@ struct Correlator {
 }
 
 impl Correlator {
-    fn correlate(&mut self, component: &str, draft: Draft) -> Option<Step> {
+    fn correlate(&mut self, source: &EventSource, draft: Draft) -> Option<Step> {
         self.forget();
         let Draft {
             regarding,
@@ -245,12 +256,9 @@ impl Correlator {
                 type_: Some(type_),
                 reason: Some(reason),
                 message: Some(message),
-                source: Some(EventSource {
-                    component: Some(component.to_owned()),
-                    host: None,
-                }),
-                reporting_component: Some(component.to_owned()),
-                reporting_instance: Some(String::new()),
+                source: Some(source.clone()),
+                reporting_component: source.component.clone(),
+                reporting_instance: Some(source.host.clone().unwrap_or_default()),
                 count: Some(count),
                 first_timestamp: Some(Time(first)),
                 last_timestamp: Some(Time(time)),
@@ -301,6 +309,13 @@ impl Correlator {
 mod tests {
     use super::*;
 
+    fn kubelet() -> EventSource {
+        EventSource {
+            component: Some("kubelet".to_owned()),
+            host: Some("node-a".to_owned()),
+        }
+    }
+
     fn draft(message: &str, second: i64) -> Draft {
         Draft {
             regarding: ObjectReference {
@@ -319,12 +334,12 @@ mod tests {
     fn repeats_are_counted() {
         let mut correlator = Correlator::default();
         let first = correlator
-            .correlate("kubelet", draft("a", 1))
+            .correlate(&kubelet(), draft("a", 1))
             .expect("kept");
         assert_eq!(first.event.count, Some(1));
         correlator.named(first.key, "web.1".to_owned());
         let second = correlator
-            .correlate("kubelet", draft("a", 9))
+            .correlate(&kubelet(), draft("a", 9))
             .expect("kept");
         assert_eq!(second.event.count, Some(2));
         assert_eq!(second.event.metadata.name.as_deref(), Some("web.1"));
@@ -336,7 +351,7 @@ mod tests {
         let mut correlator = Correlator::default();
         let mut kept = Vec::new();
         for number in 0..40 {
-            kept.extend(correlator.correlate("kubelet", draft(&format!("m{number}"), 1)));
+            kept.extend(correlator.correlate(&kubelet(), draft(&format!("m{number}"), 1)));
         }
         assert_eq!(kept.len(), 25);
         assert_eq!(kept[8].event.message.as_deref(), Some("m8"));
@@ -347,7 +362,7 @@ mod tests {
         assert_eq!(kept[24].event.count, Some(16));
         assert!(
             correlator
-                .correlate("kubelet", draft("later", 302))
+                .correlate(&kubelet(), draft("later", 302))
                 .is_some()
         );
     }
