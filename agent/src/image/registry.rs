@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::TryStreamExt;
 use oci_client::Reference as RemoteReference;
 use oci_client::client::{Client, ClientConfig, ClientProtocol};
@@ -159,8 +160,12 @@ impl Source {
                 bytes: before + bytes,
             });
         };
-        futures_util::stream::iter(missing)
-            .map(|descriptor| self.download(disk, descriptor, &count))
+        // Boxed, for the compiler cannot see that the mapped futures are Send.
+        let downloads: Vec<BoxFuture<'_, _>> = missing
+            .into_iter()
+            .map(|descriptor| Box::pin(self.download(disk, descriptor, &count)) as _)
+            .collect();
+        futures_util::stream::iter(downloads)
             .buffer_unordered(PARALLEL_DOWNLOADS)
             .try_collect::<Vec<()>>()
             .await?;
