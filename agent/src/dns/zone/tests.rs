@@ -1,3 +1,5 @@
+//! The zone asked as a resolver asks it.
+
 use std::sync::Arc;
 
 use super::*;
