@@ -20,6 +20,7 @@ use crate::registry::strategy::service::Pools;
 use crate::registry::{Registry, Resource};
 use crate::server::ApiConfig;
 use crate::storage::hub::{Entry, Hub};
+use crate::storage::key;
 use crate::storage::value::Encoded;
 
 pub(crate) mod conform;
@@ -72,6 +73,11 @@ pub(crate) struct Attributes {
 }
 
 impl Attributes {
+    /// The store's key of the object with this name.
+    pub(crate) fn key(&self, name: &str) -> Bytes {
+        key::object(&self.resource.prefix, self.namespace.as_deref(), name)
+    }
+
     /// The name of the object, for requests that must have one.
     pub(crate) fn name(&self) -> Result<&str, Status> {
         self.name

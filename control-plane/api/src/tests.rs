@@ -1,7 +1,5 @@
 //! The whole API over a store in a temporary directory, driven through its router.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,7 +85,7 @@ struct Api {
     server: ApiServer,
     store: Store,
     user: &'static str,
-    _directory: Option<Arc<tempfile::TempDir>>,
+    directory: Option<Arc<tempfile::TempDir>>,
 }
 
 /// An answer.
@@ -111,7 +109,7 @@ impl Api {
             server: Self::serve(&store).await,
             store,
             user: "admin",
-            _directory: Some(Arc::new(directory)),
+            directory: Some(Arc::new(directory)),
         };
         // What the service-account controller does in a cluster.
         api.create(
@@ -155,7 +153,7 @@ impl Api {
             server: self.server.clone(),
             store: self.store.clone(),
             user,
-            _directory: self._directory.clone(),
+            directory: self.directory.clone(),
         }
     }
 

@@ -226,20 +226,21 @@ fn pod_uses(spec: &Value, kind: &str, name: &str) -> bool {
         ],
         _ => return spec.get("serviceAccountName").and_then(Value::as_str) == Some(name),
     };
-    fn walk(value: &Value, under: &str, references: &[(&str, &str)], name: &str) -> bool {
-        match value {
-            Value::Object(map) => map.iter().any(|(field, value)| {
-                (value.as_str() == Some(name)
-                    && references
-                        .iter()
-                        .any(|(parent, child)| *parent == under && child == field))
-                    || walk(value, field, references, name)
-            }),
-            Value::Array(list) => list.iter().any(|item| walk(item, under, references, name)),
-            _ => false,
-        }
-    }
     walk(spec, "", references, name)
+}
+
+fn walk(value: &Value, under: &str, references: &[(&str, &str)], name: &str) -> bool {
+    match value {
+        Value::Object(map) => map.iter().any(|(field, value)| {
+            (value.as_str() == Some(name)
+                && references
+                    .iter()
+                    .any(|(parent, child)| *parent == under && child == field))
+                || walk(value, field, references, name)
+        }),
+        Value::Array(list) => list.iter().any(|item| walk(item, under, references, name)),
+        _ => false,
+    }
 }
 
 #[cfg(test)]

@@ -258,13 +258,13 @@ impl<K: Kind> Queue<K> {
 }
 
 impl<K: Kind> State<K> {
-    fn set(&mut self, key: &Arc<str>, new: Option<Arc<K>>) {
-        let old = match &new {
+    fn set(&mut self, key: &Arc<str>, new: Option<&Arc<K>>) {
+        let old = match new {
             Some(object) => self.objects.insert(key.clone(), object.clone()),
             None => self.objects.remove(key),
         };
         let old_owner = old.as_deref().and_then(controller_uid);
-        let new_owner = new.as_deref().and_then(controller_uid);
+        let new_owner = new.and_then(|object| controller_uid(&**object));
         if old_owner != new_owner {
             if let Some(uid) = old_owner
                 && let Some(keys) = self.owners.get_mut(uid)
@@ -288,7 +288,7 @@ impl<K: Kind> State<K> {
             let Some(queue) = subscriber.upgrade() else {
                 return false;
             };
-            queue.push(key, old.as_ref(), new.as_ref());
+            queue.push(key, old.as_ref(), new);
             true
         });
     }
@@ -356,7 +356,7 @@ async fn follow<K: Kind>(inner: Arc<Inner<K>>, mut cursor: Cursor) {
                     known.metadata().resource_version == object.metadata().resource_version
                 });
                 if !unchanged {
-                    state.set(&key, Some(object));
+                    state.set(&key, Some(&object));
                 }
             }
             for key in gone {
@@ -383,7 +383,7 @@ async fn follow<K: Kind>(inner: Arc<Inner<K>>, mut cursor: Cursor) {
                         if event.deleted {
                             state.set(&key, None);
                         } else if let Some(object) = decode::<K>(event.entry()) {
-                            state.set(&key, Some(object));
+                            state.set(&key, Some(&object));
                         }
                     }
                     state.revision = revision;

@@ -130,7 +130,7 @@ async fn write_one(client: &Client, correlator: &mut Correlator, step: Step) {
         tracing::debug!(%status, "an event could not be written");
         return;
     }
-    correlator.named(step.key, event.metadata.name.unwrap_or_default());
+    correlator.named(&step.key, event.metadata.name.unwrap_or_default());
 }
 
 fn event_name(regarding: &ObjectReference, time: Timestamp) -> String {
@@ -269,8 +269,8 @@ impl Correlator {
         })
     }
 
-    fn named(&mut self, key: Arc<Key>, name: String) {
-        if let Some(seen) = self.seen.get_mut(&key) {
+    fn named(&mut self, key: &Key, name: String) {
+        if let Some(seen) = self.seen.get_mut(key) {
             seen.name = name;
         }
     }
@@ -337,7 +337,7 @@ mod tests {
             .correlate(&kubelet(), draft("a", 1))
             .expect("kept");
         assert_eq!(first.event.count, Some(1));
-        correlator.named(first.key, "web.1".to_owned());
+        correlator.named(&first.key, "web.1".to_owned());
         let second = correlator
             .correlate(&kubelet(), draft("a", 9))
             .expect("kept");

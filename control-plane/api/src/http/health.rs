@@ -54,11 +54,12 @@ pub(super) fn serve(core: &Core, parts: &Parts) -> Option<Response<Body>> {
     }
     let verbose = query.get("verbose").is_some_and(|value| value != "false");
     Some(if !healthy {
-        report.push_str(&format!("{endpoint} check failed\n"));
-        respond::text(StatusCode::INTERNAL_SERVER_ERROR, report)
+        respond::text(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("{report}{endpoint} check failed\n"),
+        )
     } else if verbose {
-        report.push_str(&format!("{endpoint} check passed\n"));
-        respond::text(StatusCode::OK, report)
+        respond::text(StatusCode::OK, format!("{report}{endpoint} check passed\n"))
     } else {
         respond::text(StatusCode::OK, "ok".to_owned())
     })

@@ -133,19 +133,16 @@ struct Sender {
 impl Sender {
     fn fill(&mut self) {
         while self.buffer.len() < CHUNK && !self.ended {
-            match self.items.next() {
-                Some(entry) => {
-                    if !self.first {
-                        self.buffer.push(b',');
-                    }
-                    self.first = false;
-                    entry.value().write_json(entry.revision(), &mut self.buffer);
-                }
-                None => {
-                    self.buffer.extend_from_slice(b"]}");
-                    self.ended = true;
-                }
+            let Some(entry) = self.items.next() else {
+                self.buffer.extend_from_slice(b"]}");
+                self.ended = true;
+                return;
+            };
+            if !self.first {
+                self.buffer.push(b',');
             }
+            self.first = false;
+            entry.value().write_json(entry.revision(), &mut self.buffer);
         }
     }
 }

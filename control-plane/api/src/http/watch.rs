@@ -25,7 +25,7 @@ use crate::storage::watch::{ObjectEvent, ObjectEventKind, ObjectWatch};
 use crate::table;
 
 /// Time between bookmarks.
-const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
 /// A last bookmark goes out this long before the end.
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// A watch without a timeout lasts between this and twice as long.

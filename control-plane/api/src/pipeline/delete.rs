@@ -119,7 +119,7 @@ impl Core {
                     .await?
                     .map(Deletion::Pending),
                 Step::Remove => {
-                    let effects = self.release(attributes, &object);
+                    let effects = attributes.release(&object);
                     self.remove(&current, effects, options.dry_run)
                         .await?
                         .map(Deletion::Removed)
@@ -135,10 +135,12 @@ impl Core {
             1,
         ))
     }
+}
 
+impl Attributes {
     /// What a removed object gives back.
-    pub(super) fn release(&self, attributes: &Attributes, object: &Object) -> Effects {
-        if attributes.resource.strategy == Strategy::Service {
+    pub(super) fn release(&self, object: &Object) -> Effects {
+        if self.resource.strategy == Strategy::Service {
             service::release(object)
         } else {
             Effects::default()
@@ -223,11 +225,11 @@ fn decide(strategy: Strategy, object: &Object, options: &DeleteOptions, now: Tim
     }
 
     if strategy == Strategy::Pod {
-        let grace = match (
-            object.deletion_timestamp(),
-            object.deletion_grace_period_seconds(),
-        ) {
-            (Some(ends), Some(before)) => {
+        let pending = object
+            .deletion_timestamp()
+            .zip(object.deletion_grace_period_seconds());
+        let grace = match pending {
+            Some((ends, before)) => {
                 // A pending deletion may only be shortened.
                 let Some(period) = requested.filter(|period| *period < before) else {
                     return Step::Wait;
@@ -239,7 +241,7 @@ fn decide(strategy: Strategy, object: &Object, options: &DeleteOptions, now: Tim
                 marked.set_deletion_timestamp(Some(&rfc3339(shortened)));
                 period
             }
-            _ => {
+            None => {
                 let period = pod::grace_period(object, requested);
                 let ends = now
                     .checked_add(SignedDuration::from_secs(period))

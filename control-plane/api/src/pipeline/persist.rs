@@ -15,11 +15,10 @@ use pintle_store::{Compare, Op, Rejection, StoreError, Txn};
 use super::{Attributes, Core, Stored};
 use crate::registry::Resource;
 use crate::registry::strategy::Strategy;
-use crate::storage::key;
 use crate::storage::value::Encoded;
 
 /// How long an Event is kept (the API server's `--event-ttl`).
-const EVENT_TTL: Duration = Duration::from_secs(3600);
+const EVENT_TTL: Duration = Duration::from_hours(1);
 /// Events written within this many seconds share a lease.
 const LEASE_SHARED_SECONDS: i64 = 60;
 
@@ -54,15 +53,6 @@ pub(crate) struct Effects {
 pub(crate) struct EventLease(tokio::sync::Mutex<Option<(u64, Timestamp)>>);
 
 impl Core {
-    /// The key of the object a request names.
-    pub(crate) fn key_of(&self, attributes: &Attributes, name: &str) -> Bytes {
-        key::object(
-            &attributes.resource.prefix,
-            attributes.namespace.as_deref(),
-            name,
-        )
-    }
-
     /// Reads an object's newest revision.
     pub(crate) fn read(&self, key: &Bytes) -> Result<Option<Current>, Status> {
         let Some(kv) = self.store().get(key).map_err(store_failed)? else {
@@ -79,7 +69,7 @@ impl Core {
     /// Reads the object a request names, or 404.
     pub(crate) fn read_named(&self, attributes: &Attributes) -> Result<Current, Status> {
         let name = attributes.name()?;
-        self.read(&self.key_of(attributes, name))?
+        self.read(&attributes.key(name))?
             .ok_or_else(|| Status::not_found(&attributes.resource.group_resource(), name))
     }
 
@@ -210,7 +200,6 @@ impl Core {
 }
 
 /// The Status of a failure of the store.
-#[expect(clippy::needless_pass_by_value, reason = "used with map_err")]
 pub(crate) fn store_failed(error: StoreError) -> Status {
     match error {
         StoreError::Rejected(Rejection::TooLarge { .. }) => {

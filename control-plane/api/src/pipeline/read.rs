@@ -204,13 +204,11 @@ impl Core {
             None => version.is_none_or(|version| version == 0),
         };
         if initial {
-            match version {
-                Some(revision) => self.wait_for(revision).await?,
-                None => {
-                    let revision = self.store().linearizable().await.map_err(store_failed)?;
-                    self.wait_for(revision).await?;
-                }
-            }
+            let revision = match version {
+                Some(revision) => revision,
+                None => self.store().linearizable().await.map_err(store_failed)?,
+            };
+            self.wait_for(revision).await?;
             let mark_end = options.send_initial_events == Some(true);
             return Ok(ObjectWatch::with_initial(filter, cache.cursor(), mark_end));
         }
@@ -312,11 +310,12 @@ fn parse_version(text: &str) -> Result<Option<u64>, Status> {
     if text.is_empty() {
         return Ok(None);
     }
-    text.parse().map(Some).map_err(|_: std::num::ParseIntError| {
-        Status::bad_request(format!(
+    match text.parse() {
+        Ok(revision) => Ok(Some(revision)),
+        Err(_) => Err(Status::bad_request(format!(
             "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
-        ))
-    })
+        ))),
+    }
 }
 
 fn check_version_match(options: &ListOptions, watch: bool) -> Result<(), Status> {

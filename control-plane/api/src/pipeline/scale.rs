@@ -64,7 +64,7 @@ impl Core {
     ) -> Result<Stored, Status> {
         let patch = ParsedPatch::parse(kind, body)?;
         self.scale(attributes, options, |scale| {
-            let value = patch.apply(SCALE, &scale.to_value())?;
+            let value = patch.apply(&SCALE, &scale.to_value())?;
             Object::from_value(value)
                 .ok_or_else(|| Status::bad_request("the patched Scale is no object"))
         })

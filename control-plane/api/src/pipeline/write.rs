@@ -2,7 +2,9 @@
 
 use pintle_kube_types::patch::{self, PatchError};
 use pintle_kube_types::status::{Reason, Status};
-use pintle_kube_types::{ErrorList, FieldError, Object, Path, defaults, names, schema, validation};
+use pintle_kube_types::{
+    ErrorList, FieldError, GroupVersionKind, Object, Path, defaults, names, schema, validation,
+};
 use serde_json::{Value, json};
 
 use super::conform::{check_kind, check_name, check_namespace, conform, normalise};
@@ -78,7 +80,7 @@ impl Core {
             if !errors.is_empty() {
                 return Err(Status::invalid(&resource.group_kind(), &name, &errors));
             }
-            let key = self.key_of(attributes, &name);
+            let key = attributes.key(&name);
             if self.read(&key)?.is_some() {
                 let Some(prefix) = &prefix else {
                     return Err(Status::already_exists(&resource.group_resource(), &name));
@@ -174,8 +176,9 @@ impl Core {
             Some(other) => return Err(no_subresource(attributes, other)),
         }
         let patch = ParsedPatch::parse(kind, body)?;
+        let gvk = resource.gvk();
         self.mutate(attributes, options, |old| {
-            let value = patch.apply(resource.gvk(), &old.to_value())?;
+            let value = patch.apply(&gvk, &old.to_value())?;
             let (mut new, warnings) =
                 conform(resource, value, Vec::new(), options.field_validation)?;
             check_name(attributes, &mut new)?;
@@ -199,7 +202,7 @@ impl Core {
         let resource = &attributes.resource;
         let subresource = attributes.subresource.as_deref();
         let name = attributes.name()?;
-        let key = self.key_of(attributes, name);
+        let key = attributes.key(name);
         let gvk = resource.gvk();
         for _ in 0..ATTEMPTS {
             let Some(current) = self.read(&key)? else {
@@ -230,7 +233,7 @@ impl Core {
                 return Err(Status::invalid(&resource.group_kind(), name, &errors));
             }
             if strategy::ends(resource, &new, &old) {
-                let effects = self.release(attributes, &old);
+                let effects = attributes.release(&old);
                 if let Some(stored) = self.remove(&current, effects, options.dry_run).await? {
                     return Ok(stored.with_warnings(warnings));
                 }
@@ -357,15 +360,11 @@ impl ParsedPatch {
         }
     }
 
-    pub(super) fn apply(
-        &self,
-        gvk: pintle_kube_types::GroupVersionKind,
-        current: &Value,
-    ) -> Result<Value, Status> {
+    pub(super) fn apply(&self, gvk: &GroupVersionKind, current: &Value) -> Result<Value, Status> {
         let patched = match self {
             Self::Json(patch) => patch::json::apply_json_patch(current, patch),
             Self::Merge(patch) => patch::merge::merge_patch(current, patch),
-            Self::Strategic(patch) => match schema::schema_for(&gvk) {
+            Self::Strategic(patch) => match schema::schema_for(gvk) {
                 Some(schema) => patch::strategic::strategic_merge(current, patch, &schema),
                 None => {
                     return Err(Status::unsupported_media_type(&[

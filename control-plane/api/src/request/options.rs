@@ -110,7 +110,7 @@ impl WriteOptions {
     /// Reads the options of a create, update or patch.
     pub fn from_query(query: &Query, kind: &str) -> Result<Self, Status> {
         let field_validation = match query.get("fieldValidation") {
-            None | Some("") | Some("Warn") => FieldValidation::Warn,
+            None | Some("" | "Warn") => FieldValidation::Warn,
             Some("Strict") => FieldValidation::Strict,
             Some("Ignore") => FieldValidation::Ignore,
             Some(other) => {

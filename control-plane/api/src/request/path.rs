@@ -119,14 +119,12 @@ impl Query {
     pub fn number(&self, name: &str) -> Result<Option<i64>, Status> {
         match self.get(name) {
             None | Some("") => Ok(None),
-            Some(text) => text
-                .parse()
-                .map(Some)
-                .map_err(|_: std::num::ParseIntError| {
-                    Status::bad_request(format!(
-                        "strconv.ParseInt: parsing {text:?}: invalid syntax"
-                    ))
-                }),
+            Some(text) => match text.parse() {
+                Ok(number) => Ok(Some(number)),
+                Err(_) => Err(Status::bad_request(format!(
+                    "strconv.ParseInt: parsing {text:?}: invalid syntax"
+                ))),
+            },
         }
     }
 }

@@ -187,9 +187,9 @@ async fn events_are_counted() {
         );
     }
     loop {
-        let seen = match events.next().await.unwrap() {
-            InformerEvent::Added(event) | InformerEvent::Updated { new: event, .. } => event,
-            _ => continue,
+        let event = events.next().await.unwrap();
+        let (InformerEvent::Added(seen) | InformerEvent::Updated { new: seen, .. }) = event else {
+            continue;
         };
         if seen.count == Some(3) {
             break;

@@ -42,7 +42,7 @@ async fn a_watch_resumes_even_after_a_restart() {
         server: Api::serve(&api.store).await,
         store: api.store.clone(),
         user: "admin",
-        _directory: None,
+        directory: None,
     };
     for api in [&api, &restarted] {
         let mut watch = api.watch(&query).await;
@@ -108,7 +108,7 @@ async fn compacted_revisions_are_gone() {
         server: Api::serve(&api.store).await,
         store: api.store.clone(),
         user: "admin",
-        _directory: None,
+        directory: None,
     };
     let query = format!("{CONFIG_MAPS}?watch=true&resourceVersion={revision}");
     let mut watch = restarted.watch(&query).await;

@@ -47,7 +47,7 @@ pub(crate) fn qos_class(pod: &Object) -> &'static str {
         let (requests, limits) = (list("requests"), list("limits"));
         for resource in QOS_RESOURCES {
             let limit = amount(limits, resource);
-            let request = amount(requests, resource).or_else(|| limit.clone());
+            let request = amount(requests, resource).or(limit);
             any |= request.is_some() || limit.is_some();
             guaranteed &= limit.is_some() && request == limit;
         }
@@ -132,7 +132,7 @@ pub(crate) fn set_condition(pod: &mut Object, kind: &str, status: &str, now: &st
 mod tests {
     use super::*;
 
-    fn pod(containers: Value) -> Object {
+    fn pod(containers: &Value) -> Object {
         Object::from_value(json!({"spec": {"nodeName": "n", "containers": containers}}))
             .expect("an object")
     }
@@ -152,13 +152,13 @@ mod tests {
                 "Burstable",
             ),
         ] {
-            assert_eq!(qos_class(&pod(containers.clone())), class, "{containers}");
+            assert_eq!(qos_class(&pod(&containers)), class, "{containers}");
         }
     }
 
     #[test]
     fn grace_periods() {
-        let mut pod = pod(json!([]));
+        let mut pod = pod(&json!([]));
         pod.set_path(&["spec", "terminationGracePeriodSeconds"], json!(30));
         assert_eq!(grace_period(&pod, None), 30);
         assert_eq!(grace_period(&pod, Some(5)), 5);
