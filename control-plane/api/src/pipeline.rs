@@ -23,6 +23,7 @@ use crate::storage::hub::{Entry, Hub};
 use crate::storage::key;
 use crate::storage::value::Encoded;
 
+mod apply;
 pub(crate) mod conform;
 pub(crate) mod delete;
 pub(crate) mod persist;
@@ -94,6 +95,7 @@ pub(crate) struct Stored {
     /// 0 for what has no revision: an object that was not written, a Status, a token.
     revision: u64,
     warnings: Vec<String>,
+    created: bool,
 }
 
 impl Stored {
@@ -102,6 +104,7 @@ impl Stored {
             value,
             revision,
             warnings: Vec::new(),
+            created: false,
         }
     }
 
@@ -113,6 +116,17 @@ impl Stored {
     pub(crate) fn with_warnings(mut self, warnings: Vec<String>) -> Self {
         self.warnings.extend(warnings);
         self
+    }
+
+    #[must_use]
+    pub(crate) fn as_created(mut self) -> Self {
+        self.created = true;
+        self
+    }
+
+    /// Whether the write made the object.
+    pub(crate) fn created(&self) -> bool {
+        self.created
     }
 
     pub(crate) fn warnings(&self) -> &[String] {

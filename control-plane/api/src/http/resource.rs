@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use ::http::header::CONTENT_TYPE;
+use ::http::header::{CONTENT_TYPE, USER_AGENT};
+use ::http::request::Parts;
 use ::http::{Method, Request, Response, StatusCode};
 use axum::body::Body;
 use pintle_kube_types::Object;
@@ -94,7 +95,7 @@ pub(super) async fn serve(
             if attributes.resource.namespaced && attributes.namespace.is_none() {
                 return Err(Status::method_not_allowed());
             }
-            let options = WriteOptions::from_query(&query, "CreateOptions")?;
+            let options = write_options(&parts, &query, "CreateOptions")?;
             let encoding = body::encoding(content_type)?;
             let bytes = body::read(request_body).await?;
             let (object, warnings) = decode(&attributes, &options, &bytes, encoding)?;
@@ -103,22 +104,20 @@ pub(super) async fn serve(
         }
         Verb::Update => {
             authorize(&core, &attributes)?;
-            let options = WriteOptions::from_query(&query, "UpdateOptions")?;
+            let options = write_options(&parts, &query, "UpdateOptions")?;
             let encoding = body::encoding(content_type)?;
             let bytes = body::read(request_body).await?;
             let (object, warnings) = decode(&attributes, &options, &bytes, encoding)?;
             let stored = core.update(&attributes, &options, object).await?;
-            one(StatusCode::OK, &stored.with_warnings(warnings))
+            one(written(&stored), &stored.with_warnings(warnings))
         }
         Verb::Patch => {
             authorize(&core, &attributes)?;
-            let options = WriteOptions::from_query(&query, "PatchOptions")?;
+            let options = write_options(&parts, &query, "PatchOptions")?;
             let kind = body::patch_kind(content_type)?;
             let bytes = body::read(request_body).await?;
-            one(
-                StatusCode::OK,
-                &core.patch(&attributes, &options, kind, &bytes).await?,
-            )
+            let stored = core.patch(&attributes, &options, kind, &bytes).await?;
+            one(written(&stored), &stored)
         }
         Verb::Delete => {
             authorize(&core, &attributes)?;
@@ -140,6 +139,15 @@ pub(super) async fn serve(
             let stored = core.delete_collection(&attributes, &list, &options).await?;
             list::respond_deleted(&attributes.resource, &stored)
         }
+    }
+}
+
+/// The code of an update or patch.
+fn written(stored: &Stored) -> StatusCode {
+    if stored.created() {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
     }
 }
 
@@ -182,6 +190,22 @@ fn decode(
             .map(|object| (object, Vec::new()))
             .ok_or_else(|| Status::bad_request("the request body is no object")),
     }
+}
+
+/// The options of a write; who does not say who manages the fields is known by the program's
+/// name.
+fn write_options(parts: &Parts, query: &Query, kind: &str) -> Result<WriteOptions, Status> {
+    let mut options = WriteOptions::from_query(query, kind)?;
+    let agent = parts
+        .headers
+        .get(USER_AGENT)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|agent| agent.split('/').next())
+        .filter(|program| !program.is_empty());
+    agent
+        .unwrap_or("unknown")
+        .clone_into(&mut options.default_manager);
+    Ok(options)
 }
 
 /// The options of a delete: the body's when there is one, else the query's.

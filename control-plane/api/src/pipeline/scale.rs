@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::conform::check_name;
 use super::read::no_subresource;
-use super::write::ParsedPatch;
+use super::write::{Missing, ParsedPatch};
 use super::{Attributes, Core, Stored};
 use crate::request::options::{PatchKind, WriteOptions};
 
@@ -86,11 +86,12 @@ impl Core {
             ..attributes.clone()
         };
         let stored = self
-            .mutate(&workload, options, |old| {
-                let mut scale = make(&view(old))?;
+            .mutate(&workload, options, Missing::NotFound, |old| {
+                let old = old.cloned().unwrap_or_default();
+                let mut scale = make(&view(&old))?;
                 check_name(attributes, &mut scale)?;
                 let replicas = replicas(name, &scale)?;
-                let mut new = old.clone();
+                let mut new = old;
                 new.set_path(&["spec", "replicas"], json!(replicas));
                 new.set_resource_version(scale.resource_version());
                 Ok((new, Vec::new()))

@@ -1,5 +1,6 @@
 //! Create, update and patch.
 
+use pintle_kube_types::patch::apply::{self, Write};
 use pintle_kube_types::patch::{self, PatchError};
 use pintle_kube_types::status::{Reason, Status};
 use pintle_kube_types::{
@@ -39,7 +40,8 @@ impl Core {
             Some(other) => return Err(no_subresource(attributes, other)),
         }
         check_kind(&attributes.resource, &mut object)?;
-        let object = normalise(&attributes.resource, object);
+        let mut object = normalise(&attributes.resource, object);
+        object.metadata_mut().remove("managedFields");
         self.create_object(attributes, options, object).await
     }
 
@@ -102,7 +104,7 @@ impl Core {
                 .insert(resource, &key, &new, effects, options.dry_run)
                 .await?
             {
-                return Ok(stored);
+                return Ok(stored.as_created());
             }
         }
         Err(Status::server_timeout(
@@ -119,9 +121,7 @@ impl Core {
         object.set_creation_timestamp(Some(&now));
         object.set_deletion_timestamp(None);
         object.set_deletion_grace_period_seconds(None);
-        let metadata = object.metadata_mut();
-        metadata.remove("selfLink");
-        metadata.remove("managedFields");
+        object.metadata_mut().remove("selfLink");
     }
 
     pub(super) fn allocate(
@@ -155,8 +155,17 @@ impl Core {
         let mut object = normalise(resource, object);
         check_name(attributes, &mut object)?;
         defaults::apply_defaults(&resource.gvk(), &mut object);
-        self.mutate(attributes, options, |_| Ok((object.clone(), Vec::new())))
-            .await
+        let missing = match (
+            resource.strategy.create_on_update(),
+            &attributes.subresource,
+        ) {
+            (true, None) => Missing::Create,
+            _ => Missing::NotFound,
+        };
+        self.mutate(attributes, options, missing, |_| {
+            Ok((object.clone(), Vec::new()))
+        })
+        .await
     }
 
     /// Patches an object, its status or its scale.
@@ -175,14 +184,18 @@ impl Core {
             Some("status") if resource.subresource("status").is_some() => {}
             Some(other) => return Err(no_subresource(attributes, other)),
         }
+        if kind == PatchKind::Apply {
+            return self.apply(attributes, options, body).await;
+        }
         let patch = ParsedPatch::parse(kind, body)?;
         let gvk = resource.gvk();
-        self.mutate(attributes, options, |old| {
-            let value = patch.apply(&gvk, &old.to_value())?;
+        self.mutate(attributes, options, Missing::NotFound, |old| {
+            let old = old.map(Object::to_value).unwrap_or_default();
+            let value = patch.apply(&gvk, &old)?;
             let (mut new, warnings) =
                 conform(resource, value, Vec::new(), options.field_validation)?;
             check_name(attributes, &mut new)?;
-            defaults::apply_defaults(&resource.gvk(), &mut new);
+            defaults::apply_defaults(&gvk, &mut new);
             Ok((new, warnings))
         })
         .await
@@ -190,39 +203,52 @@ impl Core {
 
     /// Read, decide, write; and anew when somebody else wrote in between.
     ///
-    /// `make` gives the wanted object from the present one. When the wanted object carries a
+    /// `make` gives the wanted object from the present one (`None` only where a missing one is
+    /// created). When the wanted object carries a
     /// resourceVersion it must be the present one's: a caller that decided on an older
     /// revision gets a Conflict, one that did not say decides again.
     pub(super) async fn mutate(
         &self,
         attributes: &Attributes,
         options: &WriteOptions,
-        make: impl Fn(&Object) -> Result<(Object, Vec<String>), Status> + Send + Sync,
+        missing: Missing,
+        make: impl Fn(Option<&Object>) -> Result<(Object, Vec<String>), Status> + Send + Sync,
     ) -> Result<Stored, Status> {
         let resource = &attributes.resource;
         let subresource = attributes.subresource.as_deref();
         let name = attributes.name()?;
         let key = attributes.key(name);
         let gvk = resource.gvk();
+        let schema = schema::schema_for(&gvk);
         for _ in 0..ATTEMPTS {
             let Some(current) = self.read(&key)? else {
-                if attributes.verb == super::Verb::Update
-                    && resource.strategy.create_on_update()
-                    && subresource.is_none()
-                {
-                    let (mut object, _) = make(&Object::default())?;
+                if missing != Missing::NotFound {
+                    let (mut object, warnings) = make(None)?;
                     if object.resource_version().is_none_or(str::is_empty) {
                         object.metadata_mut().remove("resourceVersion");
-                        return Box::pin(self.create_object(attributes, options, object)).await;
+                        let created =
+                            Box::pin(self.create_object(attributes, options, object)).await?;
+                        return Ok(created.with_warnings(warnings));
                     }
                 }
                 return Err(Status::not_found(&resource.group_resource(), name));
             };
             let old = current.object()?;
-            let (mut new, warnings) = make(&old)?;
+            let (mut new, warnings) = make(Some(&old))?;
             check_version(attributes, name, &new, &current)?;
             carry_metadata(attributes, name, &mut new, &old)?;
             strategy::prepare_update(resource, subresource, &mut new, &old);
+            if missing != Missing::Apply
+                && let Some(schema) = &schema
+            {
+                let write = Write {
+                    manager: options.manager(),
+                    api_version: &resource.api_version(),
+                    subresource: subresource.unwrap_or_default(),
+                    time: &rfc3339(self.clock().now()),
+                };
+                apply::track_update(Some(&old), &mut new, schema, &write);
+            }
             admission::admit_update(attributes, &new, &old)?;
             let errors = match subresource {
                 Some("status") => validation::validate_status_update(&gvk, &new, &old),
@@ -252,6 +278,17 @@ impl Core {
         }
         Err(Status::modified(&resource.group_resource(), name))
     }
+}
+
+/// What an update does when there is no object to change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// Fails.
+    NotFound,
+    /// Creates it.
+    Create,
+    /// Creates it; and whoever applies has said which fields are whose.
+    Apply,
 }
 
 /// Optimistic concurrency: a given resourceVersion must be the present one.
@@ -320,7 +357,6 @@ fn carry_metadata(
         "generation",
         "deletionTimestamp",
         "deletionGracePeriodSeconds",
-        "managedFields",
     ] {
         match before.and_then(|before| before.get(field)) {
             Some(value) => drop(metadata.insert(field.to_owned(), value.clone())),

@@ -28,6 +28,8 @@ pub struct WriteOptions {
     pub dry_run: bool,
     /// Who manages the fields this write sets.
     pub field_manager: String,
+    /// Who manages them when that is not said; never enough for apply.
+    pub default_manager: String,
     /// What to do with unknown fields.
     pub field_validation: FieldValidation,
     /// For apply: take over fields of other managers.
@@ -107,6 +109,15 @@ pub struct DeleteOptions {
 }
 
 impl WriteOptions {
+    /// Who manages the fields this write sets.
+    pub fn manager(&self) -> &str {
+        if self.field_manager.is_empty() {
+            &self.default_manager
+        } else {
+            &self.field_manager
+        }
+    }
+
     /// Reads the options of a create, update or patch.
     pub fn from_query(query: &Query, kind: &str) -> Result<Self, Status> {
         let field_validation = match query.get("fieldValidation") {
@@ -127,6 +138,7 @@ impl WriteOptions {
         Ok(Self {
             dry_run: dry_run(query, kind)?,
             field_manager: query.get("fieldManager").unwrap_or_default().to_owned(),
+            default_manager: String::new(),
             field_validation,
             force: query.flag("force")?.unwrap_or(false),
         })

@@ -221,3 +221,54 @@ async fn yaml_in_and_tables_out() {
     assert_eq!(partial["kind"], "PartialObjectMetadata");
     assert_eq!(partial.get("data"), None);
 }
+
+#[tokio::test]
+async fn server_side_apply() {
+    let api = Api::start().await;
+    let path = format!("{DEPLOYMENTS}/web");
+    let apply = |manager: &str| format!("{path}?fieldManager={manager}");
+    let answer = api
+        .patch(&path, "apply-patch+yaml", deployment("web"))
+        .await;
+    assert_eq!(answer.code, 422, "a manager is required");
+    let answer = api
+        .patch(&apply("ann"), "apply-patch+yaml", deployment("web"))
+        .await;
+    assert_eq!(answer.code, 201, "{}", answer.body);
+    assert_eq!(
+        answer.body["metadata"]["managedFields"][0]["manager"],
+        "ann"
+    );
+    let revision = api.store.revision();
+    let again = api
+        .patch(&apply("ann"), "apply-patch+yaml", deployment("web"))
+        .await;
+    assert_eq!(again.code, 200);
+    assert_eq!(api.store.revision(), revision, "nothing changed");
+    let replicas = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
+        "spec": {"replicas": 7},
+    });
+    let answer = api
+        .patch(&apply("bob"), "apply-patch+yaml", replicas.clone())
+        .await;
+    assert_eq!(answer.code, 409, "{}", answer.body);
+    assert_eq!(
+        answer.body["details"]["causes"][0]["field"],
+        ".spec.replicas"
+    );
+    let forced = format!("{}&force=true", apply("bob"));
+    let answer = api.patch(&forced, "apply-patch+yaml", replicas).await;
+    assert_eq!(answer.body["spec"]["replicas"], 7);
+    assert_eq!(answer.body["metadata"]["generation"], 2);
+    // Ordinary writes of such an object are recorded too.
+    let answer = api
+        .patch(
+            &path,
+            "merge-patch+json",
+            json!({"metadata": {"labels": {"a": "b"}}}),
+        )
+        .await;
+    let managers = answer.body["metadata"]["managedFields"].as_array().unwrap();
+    assert!(managers.iter().any(|entry| entry["operation"] == "Update"));
+}

@@ -141,7 +141,7 @@ async fn events_and_leases() {
     });
     // Some kinds are created by an update.
     let answer = api.put(&format!("{leases}/n1"), lease.clone()).await;
-    assert_eq!(answer.code, 200, "{}", answer.body);
+    assert_eq!(answer.code, 201, "{}", answer.body);
     let answer = api.put(&format!("{leases}/n1"), lease).await;
     assert_eq!(answer.code, 422, "a lease is never replaced blindly");
 }
