@@ -10,6 +10,16 @@
 //! ```
 
 use pintle_api::client::Client;
+use tokio_util::sync::CancellationToken;
+
+mod cluster;
+mod core;
+mod driver;
+mod plugins;
+mod queue;
+mod resources;
+#[cfg(test)]
+mod test_objects;
 
 /// What the scheduler needs to know.
 #[derive(Debug, Clone)]
@@ -36,4 +46,12 @@ pub enum SchedulerError {
     /// A task panicked; the log tells more.
     #[error("the scheduler ended unexpectedly")]
     Panicked,
+}
+
+/// Runs the scheduler until `shutdown`; returns when its last writes have ended.
+pub async fn run(
+    config: SchedulerConfig,
+    shutdown: CancellationToken,
+) -> Result<(), SchedulerError> {
+    driver::run(config, shutdown).await
 }
