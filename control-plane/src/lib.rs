@@ -20,6 +20,7 @@ mod files;
 pub mod identity;
 pub mod join;
 pub mod kubeconfig;
+mod leader;
 pub mod pki;
 pub mod run;
 pub mod server;

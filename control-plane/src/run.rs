@@ -15,11 +15,13 @@ use pintle_api::auth::UserInfo;
 use pintle_api::client::Client;
 use pintle_api::clock::SystemClock;
 use pintle_api::server::{ApiConfig, ApiError, ApiServer, VersionInfo};
+use pintle_controllers::ControllersConfig;
 use pintle_proto::MAX_MESSAGE_BYTES;
 use pintle_proto::admin::{Check, Health};
 use pintle_proto::node::ClusterSettings;
 use pintle_proto::node::join_server::JoinServer as JoinService;
 use pintle_proto::node::node_session_server::NodeSessionServer;
+use pintle_scheduler::SchedulerConfig;
 use pintle_store::{Store, StoreConfig, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -30,6 +32,7 @@ use tonic::service::Routes;
 use crate::config::{ConfigError, ControlPlaneConfig};
 use crate::identity::{BoundTokenVerifier, IdentityEndpoints, Minter};
 use crate::join::JoinServer;
+use crate::leader::while_leading;
 use crate::pki::{Pki, PkiError, ServingNames};
 use crate::server::{self, Services};
 use crate::service_account::{ServiceAccountTokens, TokenError};
@@ -245,6 +248,7 @@ impl ControlPlane {
         let (api, stop) = (inner.api.clone(), shutdown.clone());
         tasks.spawn(async move { api.run(stop).await });
         tasks.spawn(renew_certificates(Arc::clone(&inner.pki), shutdown.clone()));
+        self.spawn_leader_work(&shutdown, &tasks);
         inner.ready.send_replace(true);
         tracing::info!(address = %inner.address, "the API is served");
         server::serve(listeners, tls, services, shutdown).await;
@@ -332,6 +336,29 @@ impl ControlPlane {
             "an agent connects by itself; its log says what keeps it from doing so",
         );
         vec![api, store, sessions]
+    }
+
+    /// Controllers and scheduler, while this member leads.
+    fn spawn_leader_work(&self, shutdown: &CancellationToken, tasks: &TaskTracker) {
+        let leads = || self.inner.store.leadership();
+        let (config, client) = (&self.inner.config, self.client(UserInfo::apiserver()));
+        let controllers = ControllersConfig {
+            node_cidr_mask: config.node_cidr_mask(),
+            ..ControllersConfig::new(client, config.pod_cidr.to_string(), self.ca_pem())
+        };
+        tasks.spawn(while_leading(
+            leads(),
+            shutdown.clone(),
+            "controllers",
+            move |stop| pintle_controllers::run(controllers.clone(), stop),
+        ));
+        let scheduler = SchedulerConfig::new(self.client(UserInfo::scheduler()));
+        tasks.spawn(while_leading(
+            leads(),
+            shutdown.clone(),
+            "scheduler",
+            move |stop| pintle_scheduler::run(scheduler.clone(), stop),
+        ));
     }
 
     fn rest(&self) -> axum::Router {

@@ -145,7 +145,7 @@ async fn kubectl_discovers_applies_gets_and_explains() {
 
     let table = kubectl.ok(&["get", "configmaps"], "").await;
     assert!(table.starts_with("NAME"), "{table}");
-    assert!(table.contains("settings   1      "), "{table}");
+    assert!(table.contains("settings           1      "), "{table}");
     let services = kubectl.ok(&["get", "svc", "-o", "wide"], "").await;
     assert!(
         services.contains("kubernetes   ClusterIP   10.96.0.1"),
@@ -185,6 +185,11 @@ async fn a_deployment_is_applied_patched_and_shown() {
         shown.contains("SELECTOR") && shown.contains("nginx:1.27"),
         "{shown}"
     );
+    let replicas = "--for=jsonpath={.status.replicas}=3";
+    let wait = ["wait", replicas, "deployment/web-api", "--timeout=30s"];
+    kubectl.ok(&wait, "").await;
+    let pods = kubectl.ok(&["get", "pods", "--no-headers"], "").await;
+    assert_eq!(pods.matches("0/1   Pending   0").count(), 3, "{pods}");
     let image = ["set", "image", "deployment/web-api", "web-api=nginx:1.28"];
     kubectl.ok(&image, "").await;
     let shown = kubectl.ok(&["get", "deploy", "-o", "wide"], "").await;
