@@ -67,12 +67,19 @@ impl CgroupTree {
     /// controllers the hierarchy has.
     pub fn build(root: &Path) -> Result<Self, CgroupError> {
         let parent = root.parent().unwrap_or(Path::new("/"));
-        let available = files::controllers(parent)?;
-        let tree = Self {
+        let mut tree = Self {
             root: root.to_owned(),
-            available,
+            available: files::controllers(parent)?,
         };
-        tree.enable(parent)?;
+        // A controller that cannot be handed down is as good as missing: in a
+        // cgroup that holds processes, or one delegated without it.
+        tree.available.retain(|controller| {
+            let handed_down = files::enable(parent, controller);
+            if let Err(error) = &handed_down {
+                tracing::debug!(controller, %error, "a cgroup controller cannot be used");
+            }
+            handed_down.is_ok()
+        });
         files::create(root)?;
         tree.enable(root)?;
         for qos in ["burstable", "besteffort"] {
@@ -217,7 +224,7 @@ impl CgroupTree {
     fn enable(&self, path: &Path) -> Result<(), CgroupError> {
         for controller in WANTED_CONTROLLERS {
             if self.has(controller) {
-                files::write(path, "cgroup.subtree_control", &format!("+{controller}"))?;
+                files::enable(path, controller)?;
             }
         }
         Ok(())

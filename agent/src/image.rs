@@ -101,17 +101,16 @@ impl ImageStore {
         loop {
             let waiting = {
                 let mut pulls = self.inner.pulls.lock();
-                match pulls.get(&key) {
-                    Some(pull) => Err(pull.clone()),
-                    None => {
-                        let (done, receiver) = watch::channel(None);
-                        pulls.insert(key.clone(), receiver);
-                        Ok(Pulling {
-                            store: &self.inner,
-                            key: key.clone(),
-                            done,
-                        })
-                    }
+                if let Some(pull) = pulls.get(&key) {
+                    Err(pull.clone())
+                } else {
+                    let (done, receiver) = watch::channel(None);
+                    pulls.insert(key.clone(), receiver);
+                    Ok(Pulling {
+                        store: &self.inner,
+                        key: key.clone(),
+                        done,
+                    })
                 }
             };
             let mut pull = match waiting {

@@ -151,7 +151,6 @@ pub(crate) fn apply(caps: Caps) -> io::Result<()> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 

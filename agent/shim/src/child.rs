@@ -98,9 +98,9 @@ pub(crate) struct Exec<'a> {
 }
 
 /// Becomes a container's first process.
-pub(crate) fn create(context: Create<'_>) -> ! {
+pub(crate) fn create(context: &Create<'_>) -> ! {
     let channel = context.channel.as_fd();
-    let error = match prepare_container(&context) {
+    let error = match prepare_container(context) {
         Ok(identity) => {
             let spec = context.spec;
             let cwd = if spec.cwd.as_os_str().is_empty() {
@@ -148,9 +148,9 @@ fn prepare_container(context: &Create<'_>) -> Result<Identity, SetupError> {
 }
 
 /// Becomes a further process of a container.
-pub(crate) fn exec(context: Exec<'_>) -> ! {
+pub(crate) fn exec(context: &Exec<'_>) -> ! {
     let channel = context.channel.as_fd();
-    let error = match prepare_exec(&context) {
+    let error = match prepare_exec(context) {
         Ok(identity) => {
             let container = context.container;
             let cwd = if container.cwd.as_os_str().is_empty() {

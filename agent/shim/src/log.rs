@@ -163,7 +163,6 @@ fn entry(out: &mut Vec<u8>, stamp: &str, tag: u8, head: &[u8], tail: &[u8]) {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 

@@ -177,9 +177,9 @@ pub(crate) fn enter(spec: &ContainerSpec, sources: Sources) -> Result<(), SetupE
     )
     .map_err(step("open the root file system"))?;
     let root = Root(root);
-    standard_mounts(&root, spec, sources.shm, sources.devices)?;
+    standard_mounts(&root, spec, sources.shm, &sources.devices)?;
     for (mount, tree) in sorted(&spec.mounts).zip(sources.binds) {
-        root.bind(tree, &mount.target, mount.source.is_dir())
+        root.bind(&tree, &mount.target, mount.source.is_dir())
             .map_err(step(format_args!("mount {}", mount.target.display())))?;
     }
     if !spec.privileged {
@@ -288,10 +288,10 @@ fn standard_mounts(
     root: &Root,
     spec: &ContainerSpec,
     shm: Option<OwnedFd>,
-    extra_devices: Vec<(PathBuf, DeviceNode)>,
+    extra_devices: &[(PathBuf, DeviceNode)],
 ) -> Result<(), SetupError> {
     let mount = |tree: OwnedFd, target: &str| {
-        root.bind(tree, Path::new(target), true)
+        root.bind(&tree, Path::new(target), true)
             .map_err(step(format_args!("mount {target}")))
     };
     let readonly = if spec.privileged {
@@ -306,7 +306,7 @@ fn standard_mounts(
         &[("mode", "755"), ("size", "65536k")],
         dev_attributes,
     )?;
-    fill_dev(dev.as_fd(), spec, &extra_devices)?;
+    fill_dev(dev.as_fd(), spec, extra_devices)?;
     mount(dev, "/dev")?;
     let pts = [
         ("newinstance", "1"),
@@ -487,7 +487,7 @@ struct Root(OwnedFd);
 
 impl Root {
     /// Moves a detached mount to `target`, which is made when missing.
-    fn bind(&self, tree: OwnedFd, target: &Path, directory: bool) -> rustix::io::Result<()> {
+    fn bind(&self, tree: &OwnedFd, target: &Path, directory: bool) -> rustix::io::Result<()> {
         let place = ensure(self.0.as_fd(), target, directory)?;
         attach(tree.as_fd(), place.as_fd())
     }

@@ -138,7 +138,6 @@ fn runtime_default(caps: Caps) -> Result<Filters, SeccompError> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 

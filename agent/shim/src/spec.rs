@@ -10,6 +10,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 /// A pod's sandbox: the namespaces that its containers share.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of its own in a Pod"
+)]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SandboxSpec {
@@ -159,6 +163,10 @@ pub struct UserSpec {
 }
 
 /// One container.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of its own in a Pod"
+)]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ContainerSpec {

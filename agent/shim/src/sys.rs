@@ -228,6 +228,8 @@ pub(crate) fn set_controlling_terminal(terminal: BorrowedFd<'_>) -> io::Result<(
 
 /// Brings the loopback interface of this network namespace up.
 pub(crate) fn loopback_up() -> io::Result<()> {
+    /// IFF_UP and IFF_RUNNING, in the type of the request.
+    const UP_AND_RUNNING: libc::c_short = 0x41;
     let socket = rustix::net::socket(
         rustix::net::AddressFamily::INET,
         rustix::net::SocketType::DGRAM,
@@ -238,7 +240,7 @@ pub(crate) fn loopback_up() -> io::Result<()> {
     for (slot, byte) in request.ifr_name.iter_mut().zip(b"lo") {
         *slot = byte.cast_signed() as libc::c_char;
     }
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    request.ifr_ifru.ifru_flags = UP_AND_RUNNING;
     // SAFETY: SIOCSIFFLAGS reads an ifreq, which lives for the call.
     check(libc::c_long::from(unsafe {
         libc::ioctl(
@@ -299,10 +301,10 @@ pub(crate) fn attach_device_program(cgroup: BorrowedFd<'_>, program: &[u64]) -> 
     }
     #[repr(C)]
     struct Attach {
-        target_fd: u32,
-        attach_bpf_fd: u32,
-        attach_type: u32,
-        attach_flags: u32,
+        target: u32,
+        program: u32,
+        hook: u32,
+        flags: u32,
     }
     const BPF_PROG_LOAD: libc::c_int = 5;
     const BPF_PROG_ATTACH: libc::c_int = 8;
@@ -335,10 +337,10 @@ pub(crate) fn attach_device_program(cgroup: BorrowedFd<'_>, program: &[u64]) -> 
     // SAFETY: the call succeeded, so it is an open descriptor of ours.
     let loaded = unsafe { OwnedFd::from_raw_fd(loaded) };
     let attach = Attach {
-        target_fd: cgroup.as_raw_fd().cast_unsigned(),
-        attach_bpf_fd: loaded.as_fd().as_raw_fd().cast_unsigned(),
-        attach_type: BPF_CGROUP_DEVICE,
-        attach_flags: 0,
+        target: cgroup.as_raw_fd().cast_unsigned(),
+        program: loaded.as_fd().as_raw_fd().cast_unsigned(),
+        hook: BPF_CGROUP_DEVICE,
+        flags: 0,
     };
     // SAFETY: Attach is a prefix of bpf_attr for this command.
     check(unsafe {

@@ -120,7 +120,6 @@ pub(crate) fn resolve(spec: &UserSpec, passwd: &str, group: &str) -> Result<Iden
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 

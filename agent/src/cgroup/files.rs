@@ -59,6 +59,11 @@ pub(super) fn write(dir: &Path, file: &str, value: &str) -> Result<(), CgroupErr
         .map_err(failed(format!("write {value:?} to"), &path))
 }
 
+/// Hands a controller down to a cgroup's children.
+pub(super) fn enable(dir: &Path, controller: &str) -> Result<(), CgroupError> {
+    write(dir, "cgroup.subtree_control", &format!("+{controller}"))
+}
+
 pub(super) fn children(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else {
         return Vec::new();

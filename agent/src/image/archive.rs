@@ -221,8 +221,7 @@ fn names(descriptor: &Descriptor) -> Result<Vec<Reference>, ImageError> {
         // By itself this may be a bare tag, which names nothing.
         annotation("org.opencontainers.image.ref.name").filter(|name| name.contains(['/', ':']))
     });
-    full.map(|name| name.parse().map(|name| vec![name]))
-        .unwrap_or_else(|| Ok(Vec::new()))
+    full.into_iter().map(str::parse).collect()
 }
 
 fn layout_blob(dir: &Path, digest: &Digest) -> PathBuf {

@@ -114,7 +114,6 @@ pub(super) fn chain(parent: Option<&Digest>, diff: &Digest) -> Digest {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 

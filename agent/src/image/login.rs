@@ -91,7 +91,6 @@ pub(super) fn select<'a>(
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 

@@ -136,7 +136,6 @@ pub(super) fn check_layer(descriptor: &Descriptor) -> Result<(), ImageError> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 

@@ -146,7 +146,6 @@ fn is_component(component: &str) -> bool {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use proptest::prelude::*;
 

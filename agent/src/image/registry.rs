@@ -74,7 +74,7 @@ fn source(reference: &Reference, mirror: &Mirror, auth: RegistryAuth) -> Source 
         protocol,
         platform_resolver: None,
         connect_timeout: Some(Duration::from_secs(15)),
-        read_timeout: Some(Duration::from_secs(60)),
+        read_timeout: Some(Duration::from_mins(1)),
         user_agent: concat!("pintle/", env!("CARGO_PKG_VERSION")),
         ..ClientConfig::default()
     });

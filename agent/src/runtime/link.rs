@@ -139,6 +139,8 @@ impl Link {
 
 #[derive(Debug, Default)]
 struct Input {
+    /// What a read goes to; kept out of the task's own memory.
+    buffer: Vec<u8>,
     bytes: Vec<u8>,
     fds: VecDeque<OwnedFd>,
 }
@@ -146,12 +148,13 @@ struct Input {
 impl Input {
     /// Receives something; false at the end.
     async fn fill(&mut self, socket: &UnixStream) -> io::Result<bool> {
-        let mut buffer = [0; 16 * 1024];
+        self.buffer.resize(16 * 1024, 0);
+        let buffer = &mut self.buffer;
         let (length, fds) = socket
             .async_io(Interest::READABLE, || {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);
-                let mut slices = [IoSliceMut::new(&mut buffer)];
+                let mut slices = [IoSliceMut::new(buffer)];
                 let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
                 let received =
                     rustix::net::recvmsg(socket.as_fd(), &mut slices, &mut control, flags)?;
@@ -168,7 +171,7 @@ impl Input {
             .await?;
         self.fds.extend(fds);
         self.bytes
-            .extend_from_slice(buffer.get(..length).unwrap_or_default());
+            .extend_from_slice(self.buffer.get(..length).unwrap_or_default());
         Ok(length > 0)
     }
 

@@ -95,7 +95,7 @@ impl Server {
         let (pid, pidfd) = match forked {
             sys::Fork::Child => {
                 drop(ours);
-                child::create(child::Create {
+                child::create(&child::Create {
                     sandbox: &sandbox,
                     spec: &spec,
                     shm: shm.map(|shm| (shm.as_fd(), self.namespaces.mount.as_fd())),
@@ -192,7 +192,7 @@ impl Server {
         let forked = sys::clone3(0, Some(cgroup.as_fd()));
         if let Ok(sys::Fork::Child) = &forked {
             drop(ours);
-            child::exec(child::Exec {
+            child::exec(&child::Exec {
                 container: &target.spec,
                 spec,
                 target: pidfd.as_fd(),

@@ -44,6 +44,7 @@ pub(super) struct Output {
 
 /// A stop in progress.
 pub(super) struct Stop {
+    /// None once it has been killed.
     pub(super) deadline: Option<Instant>,
     pub(super) waiting: Vec<Caller>,
 }
@@ -148,26 +149,23 @@ impl Container {
 
     /// Asks the container to end; the first signal is sent once.
     pub(super) fn begin_stop(&mut self, signal: i32, grace: Duration, caller: Caller) {
-        let deadline = Instant::now().checked_add(grace);
-        match &mut self.stop {
-            Some(stop) => {
-                stop.waiting.push(caller);
-                if let (Some(present), Some(new)) = (stop.deadline, deadline) {
-                    stop.deadline = Some(present.min(new));
-                }
-            }
-            None => {
-                if !grace.is_zero()
-                    && let Err(error) = self.signal(signal)
-                {
-                    complain(&format!("signal {signal} to {}: {error}", self.state.id));
-                }
-                self.stop = Some(Stop {
-                    deadline,
-                    waiting: vec![caller],
-                });
-            }
+        /// Longer than any host is up, and far from what the clock can hold.
+        const LONGEST: Duration = Duration::from_hours(87_600);
+        let deadline = Instant::now() + grace.min(LONGEST);
+        if let Some(stop) = &mut self.stop {
+            stop.waiting.push(caller);
+            stop.deadline = stop.deadline.map(|present| present.min(deadline));
+            return;
         }
+        if !grace.is_zero()
+            && let Err(error) = self.signal(signal)
+        {
+            complain(&format!("signal {signal} to {}: {error}", self.state.id));
+        }
+        self.stop = Some(Stop {
+            deadline: Some(deadline),
+            waiting: vec![caller],
+        });
     }
 
     /// Whether the kernel killed one of its processes for memory.
@@ -256,7 +254,7 @@ pub(super) fn start_time(pid: i32) -> u64 {
 /// Makes the pod's /dev/shm in a mount namespace of its own.
 pub(super) fn make_shm(size: u64) -> io::Result<OwnedFd> {
     let (ours, theirs) = crate::channel::pair()?;
-    let namespace = match sys::clone3(libc::CLONE_NEWNS, None)? {
+    match sys::clone3(libc::CLONE_NEWNS, None)? {
         sys::Fork::Child => {
             drop(ours);
             let result = rootfs::shm_namespace(size);
@@ -283,8 +281,7 @@ pub(super) fn make_shm(size: u64) -> io::Result<OwnedFd> {
                 Err(io::Error::from_raw_os_error(libc::EIO))
             }
         }
-    };
-    namespace
+    }
 }
 
 fn open_namespace(path: &Path) -> io::Result<OwnedFd> {
