@@ -152,7 +152,7 @@ impl ContainerFacts {
         match &self.life {
             Life::Running(running) => {
                 self.life = Life::Exited {
-                    exit: lost(running, now),
+                    exit: lost(&running.id, Some(running.started_at), now),
                     announced: false,
                 };
             }

@@ -14,7 +14,7 @@ impl Machine {
         if self.facts.volumes.begin(now) {
             out.push(Action::PrepareVolumes);
         }
-        if self.facts.sandbox.step.begin(now) {
+        if self.is_settled() && self.facts.sandbox.step.begin(now) {
             out.push(Action::StartSandbox {
                 replace: self.facts.sandbox.remains,
             });
@@ -163,6 +163,16 @@ impl Machine {
         container.failure = None;
     }
 
+    /// What is still under way in a dead sandbox is answered before there is a new one.
+    fn is_settled(&self) -> bool {
+        !self.facts.network.is_working()
+            && self
+                .facts
+                .containers
+                .iter()
+                .all(|container| container.life != Life::Creating)
+    }
+
     fn is_prepared(&self) -> bool {
         self.facts.volumes == Step::Ready
             && self.facts.sandbox.step == Step::Ready
@@ -233,10 +243,14 @@ impl Machine {
         let network = (self.facts.sandbox.step == Step::Ready)
             .then(|| self.facts.network.timer())
             .flatten();
+        let sandbox = self
+            .is_settled()
+            .then(|| self.facts.sandbox.step.timer())
+            .flatten();
         let steps = [
             self.deadline(),
             self.facts.volumes.timer(),
-            self.facts.sandbox.step.timer(),
+            sandbox,
             network,
         ];
         let containers = self

@@ -1,5 +1,6 @@
 //! Events become facts.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
@@ -22,12 +23,7 @@ impl Machine {
             Event::SandboxStarted { shim_pid } => self.sandbox_started(shim_pid),
             Event::SandboxFailed { message } => self.sandbox_failed(now, &message, out),
             Event::SandboxGone => self.sandbox_gone(now, out),
-            Event::NetworkReady { ips } => {
-                if self.facts.network.is_working() {
-                    self.facts.network = Step::Ready;
-                    self.facts.ips = ips;
-                }
-            }
+            Event::NetworkReady { ips } => self.network_ready(ips),
             Event::NetworkFailed { message } => self.network_failed(now, &message, out),
             Event::VolumesReady => {
                 if self.facts.volumes.is_working() {
@@ -48,7 +44,7 @@ impl Machine {
                 container,
                 id,
                 started_at,
-            } => self.container_started(&container, id, started_at, out),
+            } => self.container_started(now, &container, id, started_at, out),
             Event::ContainerFailed {
                 container,
                 id,
@@ -158,8 +154,25 @@ impl Machine {
         self.announce(out, None, true, "FailedCreatePodSandBox", message);
     }
 
+    fn network_ready(&mut self, ips: Vec<IpAddr>) {
+        if !self.facts.network.is_working() {
+            return;
+        }
+        if self.facts.sandbox.step == Step::Ready {
+            self.facts.network = Step::Ready;
+            self.facts.ips = ips;
+        } else {
+            // The sandbox died while it was being connected.
+            self.facts.network = Step::Absent;
+        }
+    }
+
     fn network_failed(&mut self, now: Timestamp, message: &str, out: &mut Vec<Action>) {
         if !self.facts.network.is_working() {
+            return;
+        }
+        if self.facts.sandbox.step != Step::Ready {
+            self.facts.network = Step::Absent;
             return;
         }
         let failures = self.facts.network.failures() + 1;
@@ -195,13 +208,15 @@ impl Machine {
         self.facts.sandbox.shim_pid = 0;
         self.facts.sandbox.attempt += 1;
         self.facts.sandbox.remains = true;
-        self.facts.network = Step::Absent;
+        if !self.facts.network.is_working() {
+            self.facts.network = Step::Absent;
+        }
         self.facts.initialized = false;
         for index in 0..self.facts.containers.len() {
             let Some(running) = self.facts.containers[index].running().cloned() else {
                 continue;
             };
-            self.exited(index, lost(&running, now), out);
+            self.exited(index, lost(&running.id, Some(running.started_at), now), out);
         }
         if self.must_end() {
             return;
@@ -273,6 +288,7 @@ impl Machine {
 
     fn container_started(
         &mut self,
+        now: Timestamp,
         name: &str,
         id: String,
         started_at: Timestamp,
@@ -286,6 +302,11 @@ impl Machine {
             return;
         }
         self.announce_start(index, out);
+        if self.facts.sandbox.step != Step::Ready {
+            // It started, and died with the sandbox before the answer came.
+            self.exited(index, lost(&id, Some(started_at), now), out);
+            return;
+        }
         let hooked = !self.has_post_start(index);
         self.facts.containers[index].failure = None;
         self.facts.containers[index].life = Life::Running(Running {
@@ -560,14 +581,14 @@ impl Machine {
 }
 
 /// A run of which nothing more is known than that it is over.
-pub(super) fn lost(running: &Running, now: Timestamp) -> Termination {
+pub(super) fn lost(id: &str, started_at: Option<Timestamp>, now: Timestamp) -> Termination {
     Termination {
-        id: running.id.clone(),
+        id: id.to_owned(),
         exit_code: 137,
         signal: None,
         reason: "ContainerStatusUnknown".to_owned(),
         message: Some("The container could not be located when the pod was terminated".to_owned()),
-        started_at: Some(running.started_at),
+        started_at,
         finished_at: now,
     }
 }
