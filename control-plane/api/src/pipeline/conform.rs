@@ -2,7 +2,7 @@
 //! `fieldValidation`, the kind, the name and the namespace.
 
 use pintle_kube_types::status::Status;
-use pintle_kube_types::{Object, schema};
+use pintle_kube_types::{Object, patch, schema};
 use serde_json::Value;
 
 use super::Attributes;
@@ -42,6 +42,35 @@ pub(crate) fn conform(
         warnings = report.into_result(&gvk, validation == FieldValidation::Strict)?;
         object = Object::from_value(value).unwrap_or_default();
     }
+    Ok((normalise(resource, object), warnings))
+}
+
+/// Makes what came of a patch an object of the resource's kind. Where it does not fit, the 422 shows
+/// the patch (a strategic one is handed in), else the result, as Kubernetes does; a wrong kind stays a
+/// 400.
+pub(crate) fn conform_patched(
+    resource: &Resource,
+    patched: Value,
+    strategic: Option<&Value>,
+    validation: FieldValidation,
+) -> Result<(Object, Vec<String>), Status> {
+    let Some(schema) = schema::schema_for(&resource.gvk()).filter(|_| patched.is_object()) else {
+        return conform(resource, patched, Vec::new(), validation);
+    };
+    let mut report = schema::check(&schema, &patched);
+    if validation == FieldValidation::Ignore {
+        report.unknown.clear();
+    }
+    let mut warnings = Vec::new();
+    if report != schema::SchemaReport::default() {
+        let shown = match strategic {
+            Some(patch) => patch::go_text(patch),
+            None => patched.to_string(),
+        };
+        warnings = report.into_patch_result(&shown, validation == FieldValidation::Strict)?;
+    }
+    let mut object = Object::from_value(patched).unwrap_or_default();
+    check_kind(resource, &mut object)?;
     Ok((normalise(resource, object), warnings))
 }
 

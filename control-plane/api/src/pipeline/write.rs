@@ -8,7 +8,7 @@ use pintle_kube_types::{
 };
 use serde_json::{Value, json};
 
-use super::conform::{check_kind, check_name, check_namespace, conform, normalise};
+use super::conform::{check_kind, check_name, check_namespace, conform_patched, normalise};
 use super::persist::{Current, Effects, plain_failure};
 use super::read::no_subresource;
 use super::{Attributes, Core, Stored};
@@ -193,7 +193,7 @@ impl Core {
             let old = old.map(Object::to_value).unwrap_or_default();
             let value = patch.apply(&gvk, &old)?;
             let (mut new, warnings) =
-                conform(resource, value, Vec::new(), options.field_validation)?;
+                conform_patched(resource, value, patch.strategic(), options.field_validation)?;
             check_name(attributes, &mut new)?;
             defaults::apply_defaults(&gvk, &mut new);
             Ok((new, warnings))
@@ -393,6 +393,14 @@ impl ParsedPatch {
                 "application/merge-patch+json",
                 "application/strategic-merge-patch+json",
             ])),
+        }
+    }
+
+    /// The patch, where it is a strategic one.
+    fn strategic(&self) -> Option<&Value> {
+        match self {
+            Self::Strategic(patch) => Some(patch),
+            Self::Json(_) | Self::Merge(_) => None,
         }
     }
 
