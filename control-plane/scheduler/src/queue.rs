@@ -88,6 +88,8 @@ pub(crate) struct Queue {
     entries: HashMap<String, Entry>,
     active: BTreeSet<ActiveKey>,
     backoff: BTreeSet<(Instant, String)>,
+    /// Since when each waiting pod waits.
+    waiting: BTreeSet<(Instant, String)>,
     next_number: u64,
 }
 
@@ -112,7 +114,10 @@ impl Queue {
             State::Backoff(until, _) => {
                 self.backoff.remove(&(*until, uid.to_owned()));
             }
-            State::Waiting(..) | State::InFlight => {}
+            State::Waiting(_, since) => {
+                self.waiting.remove(&(*since, uid.to_owned()));
+            }
+            State::InFlight => {}
         }
     }
 
@@ -129,7 +134,10 @@ impl Queue {
             State::Backoff(until, _) => {
                 self.backoff.insert((*until, uid.to_owned()));
             }
-            State::Waiting(..) | State::InFlight => {}
+            State::Waiting(_, since) => {
+                self.waiting.insert((*since, uid.to_owned()));
+            }
+            State::InFlight => {}
         }
     }
 
@@ -192,15 +200,10 @@ impl Queue {
             }
             self.enter(&uid, State::Active);
         }
-        let overdue: Vec<String> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| {
-                matches!(&entry.state, State::Waiting(_, since) if now - *since >= LONGEST_WAIT)
-            })
-            .map(|(uid, _)| uid.clone())
-            .collect();
-        for uid in overdue {
+        while let Some((since, uid)) = self.waiting.first().cloned() {
+            if now < since + LONGEST_WAIT {
+                break;
+            }
             self.enter(&uid, State::Active);
         }
         let uid = match self.active.first() {
@@ -237,18 +240,19 @@ impl Queue {
     /// Something changed: pods that it could help are looked at again.
     pub(crate) fn wake(&mut self, change: Change, now: Instant) {
         let helped: Vec<String> = self
-            .entries
+            .waiting
             .iter()
-            .filter(|(_, entry)| match &entry.state {
-                State::Waiting(plugins, _) if plugins.is_empty() => change == Change::NodeAdded,
-                State::Waiting(plugins, _) => {
+            .filter(
+                |(_, uid)| match self.entries.get(uid).map(|entry| &entry.state) {
                     // A node that is new has not been asked yet.
-                    change == Change::NodeAdded
-                        || plugins.iter().any(|plugin| helps(change, *plugin))
-                }
-                _ => false,
-            })
-            .map(|(uid, _)| uid.clone())
+                    Some(State::Waiting(plugins, _)) => {
+                        change == Change::NodeAdded
+                            || plugins.iter().any(|plugin| helps(change, *plugin))
+                    }
+                    _ => false,
+                },
+            )
+            .map(|(_, uid)| uid.clone())
             .collect();
         for uid in helped {
             self.ready(&uid, now);
@@ -258,14 +262,7 @@ impl Queue {
     /// When [`Queue::pop`] has something without a further change.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let backoff = self.backoff.first().map(|(until, _)| *until);
-        let waiting = self
-            .entries
-            .values()
-            .filter_map(|entry| match &entry.state {
-                State::Waiting(_, since) => Some(*since + LONGEST_WAIT),
-                _ => None,
-            })
-            .min();
+        let waiting = self.waiting.first().map(|(since, _)| *since + LONGEST_WAIT);
         backoff.into_iter().chain(waiting).min()
     }
 }
@@ -411,6 +408,8 @@ mod tests {
                     .count();
                 prop_assert_eq!(queue.active.len(), active);
                 prop_assert_eq!(queue.backoff.len(), backoff);
+                let waiting = queue.entries.values().filter(|entry| matches!(entry.state, State::Waiting(..))).count();
+                prop_assert_eq!(queue.waiting.len(), waiting);
             }
         }
     }

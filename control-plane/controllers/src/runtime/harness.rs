@@ -78,10 +78,6 @@ impl Host {
         self.clock.clone()
     }
 
-    pub(crate) fn shutdown(&self) -> CancellationToken {
-        self.shutdown.clone()
-    }
-
     /// Runs a task until it ends or the host shuts down.
     pub(crate) fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         let shutdown = self.shutdown.clone();

@@ -6,11 +6,6 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pintle_api::client::{InformerEvent, Kind};
 
-/// Splits `namespace/name`; the namespace is empty for a cluster-scoped key.
-pub(crate) fn split_key(key: &str) -> (&str, &str) {
-    key.split_once('/').unwrap_or(("", key))
-}
-
 /// The key of a name in the same namespace as `meta`.
 pub(crate) fn sibling(meta: &ObjectMeta, name: &str) -> String {
     match meta.namespace.as_deref() {
