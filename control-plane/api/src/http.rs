@@ -24,6 +24,7 @@ use crate::request::path::ResourcePath;
 use crate::{discovery, openapi};
 
 mod health;
+pub(crate) mod limits;
 mod list;
 pub(crate) mod metrics;
 mod resource;

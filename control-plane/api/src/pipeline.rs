@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::UserInfo;
 use crate::client::InformerSet;
 use crate::clock::SharedClock;
+use crate::http::limits::Limits;
 use crate::http::metrics::Metrics;
 use crate::registry::strategy::service::Pools;
 use crate::registry::{Registry, Resource};
@@ -172,6 +173,7 @@ pub(crate) struct Core {
     pools: Pools,
     event_lease: persist::EventLease,
     metrics: Metrics,
+    limits: Limits,
     tasks: TaskTracker,
     shutdown: CancellationToken,
 }
@@ -186,6 +188,7 @@ impl Core {
             pools,
             event_lease: persist::EventLease::default(),
             metrics: Metrics::default(),
+            limits: Limits::default(),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
         }
@@ -232,6 +235,10 @@ impl Core {
                 () = shutdown.cancelled() => {}
             }
         });
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

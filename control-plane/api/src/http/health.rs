@@ -74,8 +74,8 @@ fn checks(core: &Core, endpoint: &str) -> Vec<(&'static str, Result<(), String>)
     };
     let mut checks = vec![("ping", Ok(())), ("store", store)];
     if endpoint != "livez" {
-        let hub = if core.shutdown().is_cancelled() {
-            Err("stopped".to_owned())
+        let hub = if core.hub().failed() {
+            Err("the watch of the store ended".to_owned())
         } else {
             Ok(())
         };

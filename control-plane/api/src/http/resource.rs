@@ -62,6 +62,11 @@ pub(super) async fn serve(
     {
         return open_stream(&core, &attributes, subresource, request).await;
     }
+    let _permit = match verb {
+        Verb::Watch => None,
+        Verb::Get | Verb::List => Some(core.limits().read()?),
+        _ => Some(core.limits().write()?),
+    };
     let (parts, request_body) = request.into_parts();
     let wanted = Wanted::of(&parts, &query)?;
     let content_type = parts

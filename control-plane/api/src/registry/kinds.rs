@@ -176,7 +176,6 @@ const ROWS: &[Row] = &[
         subresources: &[
             subresource("attach", "", "v1", "PodAttachOptions", &["create", "get"]),
             subresource("binding", "", "v1", "Binding", &["create"]),
-            subresource("ephemeralcontainers", "", "v1", "Pod", GET_PATCH_UPDATE),
             subresource("eviction", "policy", "v1", "Eviction", &["create"]),
             subresource("exec", "", "v1", "PodExecOptions", &["create", "get"]),
             subresource("log", "", "v1", "Pod", &["get"]),

@@ -8,6 +8,7 @@ use pintle_kube_types::status::Status;
 use serde_json::Value;
 
 use super::options::PatchKind;
+use super::protobuf;
 
 /// Largest body (`MaxRequestBodyBytes` of Kubernetes).
 pub const MAX_BYTES: usize = 3 * 1024 * 1024;
@@ -32,6 +33,8 @@ pub enum Encoding {
     Json,
     /// YAML.
     Yaml,
+    /// Kubernetes' protobuf.
+    Protobuf,
 }
 
 /// The encoding a content type names, or 415.
@@ -39,9 +42,11 @@ pub fn encoding(content_type: Option<&str>) -> Result<Encoding, Status> {
     match media_type(content_type).as_str() {
         "" | "application/json" => Ok(Encoding::Json),
         "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(Encoding::Yaml),
+        "application/vnd.kubernetes.protobuf" => Ok(Encoding::Protobuf),
         _ => Err(Status::unsupported_media_type(&[
             "application/json",
             "application/yaml",
+            "application/vnd.kubernetes.protobuf",
         ])),
     }
 }
@@ -80,6 +85,9 @@ pub fn decode(bytes: &[u8], encoding: Encoding) -> Result<(Value, Vec<String>), 
                 "couldn't get version/kind; json parse error: {error}"
             ))
         }),
+        Encoding::Protobuf => protobuf::decode(bytes)
+            .map(|value| (value, Vec::new()))
+            .map_err(|error| Status::bad_request(error.to_string())),
         Encoding::Yaml => serde_saphyr::from_slice::<Value>(bytes)
             .map(|value| (value, Vec::new()))
             .map_err(|error| {
@@ -101,7 +109,7 @@ mod tests {
             encoding(Some("application/yaml; charset=utf-8")),
             Ok(Encoding::Yaml)
         );
-        let refused = encoding(Some("application/vnd.kubernetes.protobuf")).expect_err("415");
+        let refused = encoding(Some("application/cbor")).expect_err("415");
         assert_eq!(refused.reason, Reason::UnsupportedMediaType);
     }
 

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use crate::registry::Resource;
 /// Most events kept per resource.
 const HISTORY_EVENTS: usize = 4096;
 /// Most bytes of old revisions kept per resource.
-const HISTORY_BYTES: usize = 8 << 20;
+const HISTORY_BYTES: usize = 3 << 20;
 /// Most events a cursor takes at a time.
 const BATCH: usize = 512;
 
@@ -394,6 +395,8 @@ pub struct Hub {
     revision: watch::Sender<u64>,
     /// Revision of the initial load.
     loaded: u64,
+    /// Whether it stopped following the store although nobody asked it to.
+    failed: AtomicBool,
 }
 
 impl Hub {
@@ -408,6 +411,7 @@ impl Hub {
             resources: RwLock::default(),
             revision: watch::Sender::new(response.revision),
             loaded: response.revision,
+            failed: AtomicBool::new(false),
         };
         for kv in response.kvs {
             let Some(entry) = decode_entry(kv.key, kv.value, kv.mod_revision, kv.create_revision)
@@ -453,8 +457,20 @@ impl Hub {
         )
     }
 
+    /// Whether watchers no longer hear of changes: a reason not to be ready.
+    pub fn failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
     /// Follows the store until it closes or `shutdown` is cancelled.
     pub async fn run(&self, store: Store, shutdown: CancellationToken) {
+        self.follow(&store, &shutdown).await;
+        if !shutdown.is_cancelled() {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    async fn follow(&self, store: &Store, shutdown: &CancellationToken) {
         loop {
             let mut watcher = match store.watch(WatchRequest {
                 start: Bytes::from_static(key::ROOT),
@@ -465,7 +481,7 @@ impl Hub {
             }) {
                 Ok(watcher) => watcher,
                 Err(StoreError::Compacted { .. }) => {
-                    if let Err(error) = self.reload(&store) {
+                    if let Err(error) = self.reload(store) {
                         tracing::error!(%error, "the watch hub cannot read the store");
                         return;
                     }

@@ -42,7 +42,9 @@ async fn bodies_that_cannot_be_read() {
         assert_eq!(status["reason"], "BadRequest");
     }
     let protobuf = "application/vnd.kubernetes.protobuf";
-    let status = refused(&api, CONFIG_MAPS, protobuf, "k8s\0").await;
+    let status = refused(&api, CONFIG_MAPS, protobuf, "k8s").await;
+    assert_eq!(status["code"], 400);
+    let status = refused(&api, CONFIG_MAPS, "application/cbor", "x").await;
     assert_eq!(status["code"], 415);
     assert_eq!(status["reason"], "UnsupportedMediaType");
     let huge = json!({"metadata": {"name": "x"}, "data": {"a": "x".repeat(3 << 20)}});
