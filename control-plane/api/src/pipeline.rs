@@ -120,7 +120,7 @@ impl Stored {
     }
 
     #[must_use]
-    pub(crate) fn as_created(mut self) -> Self {
+    pub(crate) fn mark_created(mut self) -> Self {
         self.created = true;
         self
     }

@@ -104,9 +104,9 @@ async fn write(client: Client, source: EventSource, mut drafts: mpsc::Receiver<D
 }
 
 async fn write_one(client: &Client, correlator: &mut Correlator, step: Step) {
-    if step.event.count.unwrap_or(1) > 1 {
+    let name = step.event.metadata.name.clone().unwrap_or_default();
+    if !name.is_empty() {
         let namespace = step.event.metadata.namespace.as_deref();
-        let name = step.event.metadata.name.clone().unwrap_or_default();
         let patch = Patch::Strategic(json!({
             "count": step.event.count,
             "lastTimestamp": step.event.last_timestamp,

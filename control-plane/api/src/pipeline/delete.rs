@@ -228,30 +228,27 @@ fn decide(strategy: Strategy, object: &Object, options: &DeleteOptions, now: Tim
         let pending = object
             .deletion_timestamp()
             .zip(object.deletion_grace_period_seconds());
-        let grace = match pending {
-            Some((ends, before)) => {
-                // A pending deletion may only be shortened.
-                let Some(period) = requested.filter(|period| *period < before) else {
-                    return Step::Wait;
-                };
-                let ends = time::parse_time(ends).unwrap_or(now);
-                let shortened = ends
-                    .checked_sub(SignedDuration::from_secs(before - period))
-                    .unwrap_or(now);
-                marked.set_deletion_timestamp(Some(&rfc3339(shortened)));
-                period
+        let grace = if let Some((ends, before)) = pending {
+            // A pending deletion may only be shortened.
+            let Some(period) = requested.filter(|period| *period < before) else {
+                return Step::Wait;
+            };
+            let ends = time::parse_time(ends).unwrap_or(now);
+            let shortened = ends
+                .checked_sub(SignedDuration::from_secs(before - period))
+                .unwrap_or(now);
+            marked.set_deletion_timestamp(Some(&rfc3339(shortened)));
+            period
+        } else {
+            let period = pod::grace_period(object, requested);
+            let ends = now
+                .checked_add(SignedDuration::from_secs(period))
+                .unwrap_or(now);
+            marked.set_deletion_timestamp(Some(&rfc3339(ends)));
+            if object.generation() > 0 {
+                marked.set_generation(object.generation() + 1);
             }
-            None => {
-                let period = pod::grace_period(object, requested);
-                let ends = now
-                    .checked_add(SignedDuration::from_secs(period))
-                    .unwrap_or(now);
-                marked.set_deletion_timestamp(Some(&rfc3339(ends)));
-                if object.generation() > 0 {
-                    marked.set_generation(object.generation() + 1);
-                }
-                period
-            }
+            period
         };
         marked.set_deletion_grace_period_seconds(Some(grace));
         return if grace == 0 && finalizers.is_empty() {

@@ -123,7 +123,7 @@ impl Core {
         limit: usize,
         continued: bool,
     ) -> Result<Page, Status> {
-        let end = key::prefix_end(filter.scope.as_bytes());
+        let end = pintle_store::prefix_end(filter.scope.as_bytes());
         let mut next = format!("{}{start}", filter.scope).into_bytes();
         let mut items = Vec::new();
         loop {
@@ -220,7 +220,7 @@ impl Core {
         }
         let started = self.store().watch(WatchRequest {
             start: filter.scope.clone().into(),
-            end: key::prefix_end(filter.scope.as_bytes()),
+            end: pintle_store::prefix_end(filter.scope.as_bytes()),
             from_revision: Some(after + 1),
             progress: true,
             prev_kv: true,

@@ -104,7 +104,7 @@ impl Core {
                 .insert(resource, &key, &new, effects, options.dry_run)
                 .await?
             {
-                return Ok(stored.as_created());
+                return Ok(stored.mark_created());
             }
         }
         Err(Status::server_timeout(

@@ -1,8 +1,8 @@
 //! Bodies: their size, their encoding, and what they decode to.
 
 use axum::body::Body;
-use bytes::Bytes;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
 use pintle_kube_types::json;
 use pintle_kube_types::status::Status;
 use serde_json::Value;
@@ -13,17 +13,33 @@ use super::protobuf;
 /// Largest body (`MaxRequestBodyBytes` of Kubernetes).
 pub const MAX_BYTES: usize = 3 * 1024 * 1024;
 
+/// Bytes of a body that is too large which are read and thrown away, so that its sender comes
+/// to read why it was refused.
+const DISCARDED_BYTES: usize = 32 * 1024 * 1024;
+
 /// Reads a whole body, or 413.
-pub async fn read(body: Body) -> Result<Bytes, Status> {
-    match Limited::new(body, MAX_BYTES).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Status::request_entity_too_large(
-            format!("limit is {MAX_BYTES}"),
-        )),
-        Err(error) => Err(Status::bad_request(format!(
-            "reading the request body: {error}"
-        ))),
+pub async fn read(mut body: Body) -> Result<Bytes, Status> {
+    let mut whole = BytesMut::new();
+    let mut length = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame
+            .map_err(|error| Status::bad_request(format!("reading the request body: {error}")))?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        length += data.len();
+        if length <= MAX_BYTES {
+            whole.extend_from_slice(&data);
+        } else if length > DISCARDED_BYTES {
+            break;
+        }
     }
+    if length > MAX_BYTES {
+        return Err(Status::request_entity_too_large(format!(
+            "limit is {MAX_BYTES}"
+        )));
+    }
+    Ok(whole.freeze())
 }
 
 /// How a body is written.

@@ -16,7 +16,7 @@ use parking_lot::RwLock;
 use pintle_kube_types::object::Object;
 use pintle_kube_types::status::Status;
 use pintle_store::{
-    EventKind, RangeRequest, Store, StoreError, WatchError, WatchEvent, WatchRequest,
+    ALL_KEYS_END, EventKind, RangeRequest, Store, StoreError, WatchError, WatchEvent, WatchRequest,
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -404,7 +404,7 @@ impl Hub {
     pub fn load(store: &Store) -> Result<Self, StoreError> {
         let response = store.range(&RangeRequest {
             start: Bytes::from_static(key::REGISTRY.as_bytes()),
-            end: key::prefix_end(key::REGISTRY.as_bytes()),
+            end: pintle_store::prefix_end(key::REGISTRY.as_bytes()),
             ..RangeRequest::default()
         })?;
         let hub = Self {
@@ -473,8 +473,9 @@ impl Hub {
     async fn follow(&self, store: &Store, shutdown: &CancellationToken) {
         loop {
             let mut watcher = match store.watch(WatchRequest {
-                start: Bytes::from_static(key::ROOT),
-                end: Bytes::from_static(key::ROOT_END),
+                // Every key, so that every revision is seen and none is waited for in vain.
+                start: Bytes::from_static(key::FIRST),
+                end: Bytes::from_static(ALL_KEYS_END),
                 from_revision: Some(self.revision() + 1),
                 progress: false,
                 prev_kv: false,

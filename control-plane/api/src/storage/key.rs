@@ -6,10 +6,8 @@
 
 use bytes::Bytes;
 
-/// First key of everything the API stores.
-pub const ROOT: &[u8] = b"/";
-/// First key after everything the API stores.
-pub const ROOT_END: &[u8] = b"0";
+/// The first key there can be.
+pub const FIRST: &[u8] = &[0];
 /// Prefix of objects.
 pub const REGISTRY: &str = "/registry/";
 
@@ -36,18 +34,6 @@ pub fn scope(prefix: &str, namespace: Option<&str>) -> String {
         Some(namespace) => format!("{prefix}{namespace}/"),
         None => prefix.to_owned(),
     }
-}
-
-/// The first key after every key that starts with `prefix`.
-pub fn prefix_end(prefix: &[u8]) -> Bytes {
-    let mut end = prefix.to_vec();
-    while let Some(last) = end.pop() {
-        if last < u8::MAX {
-            end.push(last + 1);
-            return end.into();
-        }
-    }
-    Bytes::from_static(ROOT_END)
 }
 
 /// The resource prefix a key lies under.
@@ -78,11 +64,5 @@ mod tests {
         assert_eq!(&key[..], b"/registry/deployments.apps/default/web");
         assert_eq!(resource_of(&key), Some(prefix.as_str()));
         assert_eq!(resource_of(b"/ranges/nodeports/30000"), None);
-    }
-
-    #[test]
-    fn the_end_of_a_prefix_follows_all_its_keys() {
-        assert_eq!(&prefix_end(b"/registry/pods/")[..], b"/registry/pods0");
-        assert_eq!(&prefix_end(b"a\xff")[..], b"b");
     }
 }
