@@ -14,7 +14,7 @@ use super::respond::{self, Wanted};
 use super::{list, watch};
 use crate::auth::UserInfo;
 use crate::auth::authorize::authorize;
-use crate::pipeline::conform::conform;
+use crate::pipeline::conform::{conform, json_type};
 use crate::pipeline::{Attributes, Core, Deletion, Stored, Verb};
 use crate::request::body;
 use crate::request::options::{DeleteOptions, ListOptions, WatchOptions, WriteOptions};
@@ -179,10 +179,21 @@ fn decode(
     bytes: &[u8],
     encoding: body::Encoding,
 ) -> Result<(Object, Vec<String>), Status> {
-    if bytes.is_empty() {
-        return Err(Status::bad_request("the request body is empty"));
+    let unrecognised = |why: &str| {
+        Status::bad_request(format!(
+            "the object provided is unrecognized (must be of type {}): {why} ({})",
+            attributes.resource.kind,
+            body::summary(bytes),
+        ))
+    };
+    let (value, duplicates) =
+        body::decode(bytes, encoding).map_err(|status| unrecognised(&status.message))?;
+    if !value.is_object() {
+        return Err(unrecognised(&format!(
+            "couldn't get version/kind; json parse error: json: cannot unmarshal {} into Go value of type struct",
+            json_type(&value),
+        )));
     }
-    let (value, duplicates) = body::decode(bytes, encoding)?;
     match attributes.subresource.as_deref() {
         // The body is the resource's own kind.
         None | Some("status" | "finalize") => conform(

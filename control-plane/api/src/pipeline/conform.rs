@@ -85,7 +85,8 @@ pub(crate) fn normalise(resource: &Resource, object: Object) -> Object {
     Object::from_value(value).unwrap_or_default()
 }
 
-fn json_type(value: &Value) -> &'static str {
+/// How Go's decoder names the type of a JSON value.
+pub(crate) fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",
@@ -103,8 +104,11 @@ pub(crate) fn check_kind(resource: &Resource, object: &mut Object) -> Result<(),
     let expected = gvk.api_version();
     if !kind.is_empty() && kind != gvk.kind {
         return Err(Status::bad_request(format!(
-            "{kind} in version {:?} cannot be handled as a {}: no kind {kind:?} is registered for {expected} here",
-            version, gvk.kind,
+            "{kind} in version {version:?} cannot be handled as a {}: converting ({}.{kind}) to ({}.{}): unknown conversion",
+            gvk.kind,
+            version.rsplit('/').next().unwrap_or_default(),
+            internal_package(&gvk.group),
+            gvk.kind,
         )));
     }
     if !version.is_empty() && version != expected {
@@ -114,6 +118,14 @@ pub(crate) fn check_kind(resource: &Resource, object: &mut Object) -> Result<(),
     }
     object.set_gvk(&gvk);
     Ok(())
+}
+
+/// The Go package of a group's internal types, which Kubernetes' messages name.
+fn internal_package(group: &str) -> &str {
+    match group.split('.').next() {
+        None | Some("") => "core",
+        Some(name) => name,
+    }
 }
 
 /// The namespace of a new object is the request's.

@@ -151,9 +151,7 @@ impl Core {
                 next = kv.key.to_vec();
                 next.push(0);
                 remaining = remaining.saturating_sub(1);
-                let Some(entry) =
-                    decode_entry(kv.key, kv.value, kv.mod_revision, kv.create_revision)
-                else {
+                let Some(entry) = decode_entry(kv.key, kv.value, kv.mod_revision) else {
                     continue;
                 };
                 if !filter.matches(&entry) {

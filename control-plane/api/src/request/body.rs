@@ -93,6 +93,28 @@ fn media_type(content_type: Option<&str>) -> String {
         .to_ascii_lowercase()
 }
 
+/// Most bytes of a body that a message shows.
+const SUMMARY: usize = 30;
+
+/// The beginning of a body, for a message: as text when it looks like JSON, else as hex.
+pub fn summary(bytes: &[u8]) -> String {
+    if bytes.is_empty() {
+        return "<empty>".to_owned();
+    }
+    let more = if bytes.len() > SUMMARY { " ..." } else { "" };
+    let shown = &bytes[..bytes.len().min(SUMMARY)];
+    if shown[0] == b'{' {
+        format!("{}{more}", String::from_utf8_lossy(shown))
+    } else {
+        let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or_default();
+        let hex: String = shown
+            .iter()
+            .flat_map(|byte| [digit(byte >> 4), digit(byte & 15)])
+            .collect();
+        format!("{hex}{more}")
+    }
+}
+
 /// Decodes a body; the second answer names fields given twice.
 pub fn decode(bytes: &[u8], encoding: Encoding) -> Result<(Value, Vec<String>), Status> {
     match encoding {

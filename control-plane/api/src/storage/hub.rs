@@ -49,37 +49,23 @@ pub struct Entry {
     prefix: usize,
     value: Encoded,
     revision: u64,
-    create_revision: u64,
     selectable: OnceLock<Selectable>,
 }
 
 impl Entry {
-    pub(crate) fn new(
-        key: Bytes,
-        prefix: usize,
-        value: Encoded,
-        revision: u64,
-        create_revision: u64,
-    ) -> Self {
+    pub(crate) fn new(key: Bytes, prefix: usize, value: Encoded, revision: u64) -> Self {
         Self {
             key,
             prefix,
             value,
             revision,
-            create_revision,
             selectable: OnceLock::new(),
         }
     }
 
     /// The same object at a later revision: how a deletion shows the last state.
     fn at(&self, revision: u64) -> Self {
-        Self::new(
-            self.key.clone(),
-            self.prefix,
-            self.value.clone(),
-            revision,
-            self.create_revision,
-        )
+        Self::new(self.key.clone(), self.prefix, self.value.clone(), revision)
     }
 
     /// `"namespace/name"` or `"name"`.
@@ -309,7 +295,6 @@ impl Cached {
                     change.kv.key,
                     change.kv.value,
                     change.kv.mod_revision,
-                    change.kv.create_revision,
                 )?);
                 let prev = self.objects.insert(entry.key.clone(), entry.clone());
                 Some(Event::new(false, entry, prev))
@@ -414,8 +399,7 @@ impl Hub {
             failed: AtomicBool::new(false),
         };
         for kv in response.kvs {
-            let Some(entry) = decode_entry(kv.key, kv.value, kv.mod_revision, kv.create_revision)
-            else {
+            let Some(entry) = decode_entry(kv.key, kv.value, kv.mod_revision) else {
                 continue;
             };
             let cache = hub.resource(&String::from_utf8_lossy(&entry.key[..entry.prefix]));
@@ -566,21 +550,10 @@ impl Hub {
 }
 
 /// An entry from a stored key and value; one that cannot be read is reported and left out.
-pub(crate) fn decode_entry(
-    store_key: Bytes,
-    value: Bytes,
-    revision: u64,
-    create_revision: u64,
-) -> Option<Entry> {
+pub(crate) fn decode_entry(store_key: Bytes, value: Bytes, revision: u64) -> Option<Entry> {
     let prefix = key::resource_of(&store_key)?.len();
     match Encoded::from_stored(value) {
-        Ok(value) => Some(Entry::new(
-            store_key,
-            prefix,
-            value,
-            revision,
-            create_revision,
-        )),
+        Ok(value) => Some(Entry::new(store_key, prefix, value, revision)),
         Err(error) => {
             tracing::error!(key = %String::from_utf8_lossy(&store_key), %error, "stored value is unreadable");
             None

@@ -259,13 +259,13 @@ impl ObjectWatch {
 }
 
 fn stored_event(event: pintle_store::WatchEvent, prefix: usize) -> Option<Event> {
-    let prev = event.prev.and_then(|kv| {
-        decode_entry(kv.key, kv.value, kv.mod_revision, kv.create_revision).map(Arc::new)
-    });
+    let prev = event
+        .prev
+        .and_then(|kv| decode_entry(kv.key, kv.value, kv.mod_revision).map(Arc::new));
     match event.kind {
         EventKind::Put => {
             let kv = event.kv;
-            let entry = decode_entry(kv.key, kv.value, kv.mod_revision, kv.create_revision)?;
+            let entry = decode_entry(kv.key, kv.value, kv.mod_revision)?;
             Some(Event::new(false, Arc::new(entry), prev))
         }
         EventKind::Delete => {
@@ -275,7 +275,6 @@ fn stored_event(event: pintle_store::WatchEvent, prefix: usize) -> Option<Event>
                 prefix,
                 prev.value().clone(),
                 event.kv.mod_revision,
-                0,
             );
             Some(Event::new(true, Arc::new(entry), Some(prev)))
         }

@@ -40,6 +40,9 @@ async fn bodies_that_cannot_be_read() {
         let status = refused(&api, CONFIG_MAPS, content_type, body).await;
         assert_eq!(status["code"], 400, "{status}");
         assert_eq!(status["reason"], "BadRequest");
+        let message = status["message"].as_str().unwrap();
+        let start = "the object provided is unrecognized (must be of type ConfigMap): ";
+        assert!(message.starts_with(start), "{message}");
     }
     let protobuf = "application/vnd.kubernetes.protobuf";
     let status = refused(&api, CONFIG_MAPS, protobuf, "k8s").await;
@@ -148,6 +151,10 @@ async fn another_kind_or_version() {
     let api = Api::start().await;
     let status = refused_json(&api, CONFIG_MAPS, pod("x")).await;
     assert_eq!(status["code"], 400);
+    assert_eq!(
+        status["message"],
+        "Pod in version \"v1\" cannot be handled as a ConfigMap: converting (v1.Pod) to (core.ConfigMap): unknown conversion"
+    );
     let mut object = config_map("x");
     object["apiVersion"] = json!("v2");
     let status = refused_json(&api, CONFIG_MAPS, object).await;
