@@ -221,7 +221,8 @@ impl Runtime {
     }
 
     /// Creates the container's cgroup and starts the container; returns when
-    /// its program has been executed.
+    /// its program has been executed. A program that ends at once may have its
+    /// [`RuntimeEvent::ContainerExited`] sent before this returns.
     pub async fn create_container(
         &self,
         pod_uid: &str,
@@ -257,22 +258,11 @@ impl Runtime {
                 pod_uid: pod_uid.to_owned(),
             });
         };
-        let info = ContainerInfo {
+        // The state was noted from the event that came before the reply.
+        Ok(ContainerInfo {
             pid: state.pid,
             started_at: state.started_at,
-        };
-        // Its exit may have been reported already; that entry is newer.
-        let mut known = handle.state.lock();
-        if let Some(early) = known.early_exits.remove(&id) {
-            let state = pintle_shim::protocol::ContainerState {
-                exit: Some(early),
-                ..state
-            };
-            known.shim.containers.insert(id, state);
-        } else {
-            known.shim.containers.insert(id, state);
-        }
-        Ok(info)
+        })
     }
 
     /// Sends `signal`, waits up to `grace`, then kills; returns how it ended.

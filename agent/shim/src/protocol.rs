@@ -146,6 +146,9 @@ pub enum Answer {
 /// An unsolicited message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
+    /// A container's program runs. Comes before the reply to `Create`, and
+    /// tells agents that did not ask for it (their predecessor did).
+    ContainerStarted(ContainerState),
     /// A container's first process ended and its output is in the log.
     ContainerExited {
         /// Container.

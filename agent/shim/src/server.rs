@@ -372,7 +372,14 @@ impl Server {
                 if let Some(connection) = self.connections.get_mut(&caller.connection) {
                     connection.subscribed = true;
                 }
-                Ok(Answer::State(self.state()))
+                let state = self.state();
+                self.reply(caller, Ok(Answer::State(state)), Vec::new());
+                // The agent now sets the network up; the first container will
+                // find this done.
+                if let Err(error) = self.shm() {
+                    complain(&format!("make /dev/shm: {error}"));
+                }
+                return;
             }
             Call::Create { cgroup, spec } => match self.create(caller, cgroup, spec) {
                 Ok(()) => return,

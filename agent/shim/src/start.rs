@@ -130,6 +130,16 @@ fn make_namespaces(spec: &SandboxSpec) -> Result<(), StartError> {
         }
         sys::loopback_up().map_err(step("bring the loopback interface up"))?;
     }
+    if !spec.host_network {
+        // As container runtimes default to: a pod's ports and pings are its
+        // own. Kernels without one of these go on without it.
+        for (name, value) in [
+            ("ip_unprivileged_port_start", "0"),
+            ("ping_group_range", "0 2147483647"),
+        ] {
+            let _absent = fs::write(Path::new("/proc/sys/net/ipv4").join(name), value);
+        }
+    }
     for (name, value) in &spec.sysctls {
         let path = Path::new("/proc/sys").join(name.replace('.', "/"));
         fs::write(&path, value).map_err(step(&format!("set sysctl {name}")))?;

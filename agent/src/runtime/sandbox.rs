@@ -36,8 +36,6 @@ pub(super) struct State {
     /// Its end has been asked for, so it is no news.
     pub(super) ending: bool,
     pub(super) execs: HashMap<String, oneshot::Sender<Exit>>,
-    /// Exits that were reported before the reply that announced the container.
-    pub(super) early_exits: HashMap<String, Exit>,
 }
 
 /// The exit of a container whose shim died: nobody saw it.
@@ -64,11 +62,13 @@ impl Handle {
     pub(super) fn note(&self, event: &Event) {
         let mut state = self.state.lock();
         match event {
+            Event::ContainerStarted(container) => {
+                let id = container.id.clone();
+                state.shim.containers.insert(id, container.clone());
+            }
             Event::ContainerExited { container, exit } => {
                 if let Some(container) = state.shim.containers.get_mut(container) {
                     container.exit = Some(exit.clone());
-                } else {
-                    state.early_exits.insert(container.clone(), exit.clone());
                 }
             }
             Event::ExecExited { exec_id, exit, .. } => {

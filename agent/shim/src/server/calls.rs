@@ -64,10 +64,15 @@ impl Server {
         cgroup: PathBuf,
         spec: Box<ContainerSpec>,
     ) -> Result<(), CallError> {
-        let being_made = self.setups.iter().any(
+        let being_made = self.setups.iter_mut().find(
             |setup| matches!(&setup.kind, SetupKind::Container(other) if other.spec.id == spec.id),
         );
-        if being_made || self.containers.contains_key(&spec.id) || self.shutdown.is_some() {
+        if let Some(setup) = being_made {
+            // An agent that died asked first; its successor gets the answer.
+            setup.caller = caller;
+            return Ok(());
+        }
+        if self.containers.contains_key(&spec.id) || self.shutdown.is_some() {
             return Err(CallError::Exists { container: spec.id });
         }
         let cgroup_fd = rustix::fs::open(

@@ -92,6 +92,7 @@ impl Server {
         let state = container.state.clone();
         self.containers.insert(state.id.clone(), container);
         self.record();
+        self.publish(&Event::ContainerStarted(state.clone()));
         self.reply(caller, Ok(Answer::Created(state)), Vec::new());
         if self.shutdown.is_some() {
             for container in self.containers.values().filter(|c| c.state.exit.is_none()) {
