@@ -91,6 +91,7 @@ pub async fn run(
     let mut host = Host::new(config.client, Clock::system(), shutdown);
     node::ipam::NodeIpam::start(&mut host, ranges);
     node::lifecycle::NodeLifecycle::start(&mut host, config.node_grace);
+    node::taint_eviction::TaintEviction::start(&mut host);
     node::pod_gc::PodGc::start(&mut host);
     meta::service_account::ServiceAccounts::start(&mut host);
     meta::root_ca::RootCa::start(&mut host, config.root_ca_pem);

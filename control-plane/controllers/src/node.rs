@@ -4,3 +4,4 @@ pub(crate) mod ipam;
 pub(crate) mod lifecycle;
 pub(crate) mod pod_gc;
 pub(crate) mod ranges;
+pub(crate) mod taint_eviction;

@@ -164,7 +164,7 @@ impl Cluster {
                 changes.changed().await.unwrap();
             }
         };
-        if tokio::time::timeout(Duration::from_secs(60), wait)
+        if tokio::time::timeout(Duration::from_mins(1), wait)
             .await
             .is_err()
         {
@@ -336,8 +336,7 @@ async fn agent(client: Client, stop: CancellationToken) {
             () = stop.cancelled() => return,
             event = pods.next() => event,
         };
-        let (Some(InformerEvent::Added(pod)) | Some(InformerEvent::Updated { new: pod, .. })) =
-            event
+        let Some(InformerEvent::Added(pod) | InformerEvent::Updated { new: pod, .. }) = event
         else {
             continue;
         };

@@ -270,13 +270,7 @@ impl Scheduler {
                     let message = failure.message();
                     self.queue
                         .reject(pod.uid(), failure.plugins(), Instant::now());
-                    self.recorder.record(
-                        reference(&pod.pod),
-                        "Warning",
-                        "FailedScheduling",
-                        message.clone(),
-                    );
-                    self.report(pod, "Unschedulable", message);
+                    self.report(pod, "Unschedulable", &message);
                 }
             }
             if turn % TURN == 0 {
@@ -295,8 +289,10 @@ impl Scheduler {
         });
     }
 
-    /// Says in the pod's status why it is not scheduled, unless it says so already.
-    fn report(&mut self, pod: Arc<PodInfo>, reason: &'static str, message: String) {
+    /// Says in an Event and in the pod's status why it is not scheduled.
+    fn report(&mut self, pod: Arc<PodInfo>, reason: &str, message: &str) {
+        self.recorder
+            .record(reference(&pod.pod), "Warning", "FailedScheduling", message);
         let said = pod
             .pod
             .status
@@ -306,7 +302,7 @@ impl Scheduler {
         let same = said.is_some_and(|condition| {
             condition.status == "False"
                 && condition.reason.as_deref() == Some(reason)
-                && condition.message.as_deref() == Some(message.as_str())
+                && condition.message.as_deref() == Some(message)
         });
         if same {
             return;
@@ -364,13 +360,7 @@ impl Scheduler {
         tracing::warn!(pod = pod.name(), node, %error, "could not bind");
         self.queue.retry(uid, Instant::now());
         let message = format!("binding rejected: {error}");
-        self.recorder.record(
-            reference(&pod.pod),
-            "Warning",
-            "FailedScheduling",
-            message.clone(),
-        );
-        self.report(pod, "SchedulerError", message);
+        self.report(pod, "SchedulerError", &message);
     }
 }
 

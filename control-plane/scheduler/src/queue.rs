@@ -15,7 +15,7 @@ use crate::plugins::Plugin;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const LAST_BACKOFF: Duration = Duration::from_secs(10);
 /// After this time a waiting pod is tried again even if nothing seems to have changed.
-const LONGEST_WAIT: Duration = Duration::from_secs(300);
+const LONGEST_WAIT: Duration = Duration::from_mins(5);
 
 /// Something that changed in the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

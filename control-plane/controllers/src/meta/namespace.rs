@@ -41,7 +41,7 @@ pub(crate) fn is_active(namespace: &Namespace) -> bool {
 /// The controller; see the module documentation.
 pub(crate) struct Namespaces {
     client: Client,
-    namespaces: Informer<Namespace>,
+    cache: Informer<Namespace>,
     clock: Clock,
     queue: WorkQueue,
 }
@@ -69,14 +69,14 @@ impl Namespaces {
         let client = host.client(NAME);
         let queue = WorkQueue::new();
         let this = Arc::new(Self {
-            namespaces: client.informer(),
+            cache: client.informer(),
             clock: host.clock(),
             queue: queue.clone(),
             client,
         });
         {
             let queue = queue.clone();
-            host.watch(&this.namespaces, move |event| {
+            host.watch(&this.cache, move |event| {
                 if let (_, Some(namespace)) = objects::sides(&event)
                     && namespace.metadata.deletion_timestamp.is_some()
                 {
@@ -93,7 +93,7 @@ impl Namespaces {
                 };
                 let namespace = objects::namespace(&pod.metadata);
                 let terminating = controller
-                    .namespaces
+                    .cache
                     .get(namespace)
                     .is_some_and(|namespace| namespace.metadata.deletion_timestamp.is_some());
                 if terminating {
@@ -103,7 +103,7 @@ impl Namespaces {
         }
         let controller = Arc::clone(&this);
         host.work(&this, &queue, WORKERS, async move {
-            controller.namespaces.synced().await;
+            controller.cache.synced().await;
         });
     }
 
@@ -220,7 +220,7 @@ impl Reconcile for Namespaces {
     const NAME: &'static str = "namespace";
 
     async fn reconcile(&self, key: &str) -> Result<(), ReconcileError> {
-        let Some(namespace) = self.namespaces.get(key) else {
+        let Some(namespace) = self.cache.get(key) else {
             return Ok(());
         };
         let finalized = !namespace

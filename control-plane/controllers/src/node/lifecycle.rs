@@ -206,8 +206,9 @@ impl Reconcile for NodeLifecycle {
             .entry(key.to_owned())
             .or_insert_with(Instant::now)
             .elapsed();
-        if quiet < self.grace {
-            self.queue.add_after(key.to_owned(), self.grace - quiet);
+        let left = self.grace.saturating_sub(quiet);
+        if !left.is_zero() {
+            self.queue.add_after(key.to_owned(), left);
             return Ok(());
         }
         self.silence(&node).await?;
@@ -241,7 +242,7 @@ fn mark_unknown(node: &mut Node, now: Timestamp) -> bool {
         {
             Some(condition) if condition.status == "Unknown" => {}
             Some(condition) => {
-                condition.status = "Unknown".to_owned();
+                "Unknown".clone_into(&mut condition.status);
                 condition.reason = Some("NodeStatusUnknown".to_owned());
                 condition.message = Some("Kubelet stopped posting node status.".to_owned());
                 condition.last_transition_time = Some(Time(now));

@@ -48,10 +48,11 @@ impl PodGc {
                 let key = object_key(&pod.metadata);
                 match pods::node_name(pod) {
                     // Only when it is new or newly bound: later the node's own events tell.
-                    Some(node) if old.and_then(pods::node_name) != Some(node) => {
-                        if controller.nodes.get(node).is_none() {
-                            queue.add_after(key, QUARANTINE);
-                        }
+                    Some(node)
+                        if old.and_then(pods::node_name) != Some(node)
+                            && controller.nodes.get(node).is_none() =>
+                    {
+                        queue.add_after(key, QUARANTINE);
                     }
                     None if pods::is_terminating(pod) => queue.add(key),
                     _ => {}

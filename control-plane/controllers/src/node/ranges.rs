@@ -141,9 +141,10 @@ mod tests {
             for (take, node) in steps {
                 let name = format!("n{node}");
                 if take {
-                    match ranges.allocate(&name) {
-                        Some(cidr) => { held.insert(node, cidr); }
-                        None => prop_assert_eq!(held.len(), 8),
+                    if let Some(cidr) = ranges.allocate(&name) {
+                        held.insert(node, cidr);
+                    } else {
+                        prop_assert_eq!(held.len(), 8);
                     }
                 } else {
                     ranges.release(&name);

@@ -87,11 +87,11 @@ impl Expectations {
 mod tests {
     use super::*;
 
-    fn seen(uid: &str, deleting: bool) -> Option<Seen> {
-        Some(Seen {
+    fn seen(uid: &str, deleting: bool) -> Seen {
+        Seen {
             uid: uid.to_owned(),
             deleting,
-        })
+        }
     }
 
     #[test]
@@ -101,10 +101,10 @@ mod tests {
         expectations.created("ns/rs", "ns/p".into(), "u1".into(), 7);
         assert!(!expectations.satisfied("ns/rs", 6, |_| None));
         assert!(
-            !expectations.satisfied("ns/rs", 6, |_| seen("another", false)),
+            !expectations.satisfied("ns/rs", 6, |_| Some(seen("another", false))),
             "another object of that name is not ours"
         );
-        assert!(expectations.satisfied("ns/rs", 6, |_| seen("u1", false)));
+        assert!(expectations.satisfied("ns/rs", 6, |_| Some(seen("u1", false))));
         expectations.created("ns/rs", "ns/p".into(), "u1".into(), 7);
         assert!(
             expectations.satisfied("ns/rs", 9, |_| None),
@@ -116,10 +116,10 @@ mod tests {
     fn a_delete_is_expected_until_the_object_goes() {
         let expectations = Expectations::default();
         expectations.deleted("ns/rs", "ns/p".into(), "u1".into());
-        assert!(!expectations.satisfied("ns/rs", 100, |_| seen("u1", false)));
-        assert!(expectations.satisfied("ns/rs", 100, |_| seen("u1", true)));
+        assert!(!expectations.satisfied("ns/rs", 100, |_| Some(seen("u1", false))));
+        assert!(expectations.satisfied("ns/rs", 100, |_| Some(seen("u1", true))));
         expectations.deleted("ns/rs", "ns/p".into(), "u1".into());
-        assert!(expectations.satisfied("ns/rs", 100, |_| seen("u2", false)));
+        assert!(expectations.satisfied("ns/rs", 100, |_| Some(seen("u2", false))));
         expectations.deleted("ns/rs", "ns/p".into(), "u1".into());
         assert!(expectations.satisfied("ns/rs", 100, |_| None));
     }

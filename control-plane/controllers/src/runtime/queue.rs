@@ -291,7 +291,7 @@ mod tests {
     #[tokio::test]
     async fn a_sleeping_worker_notices_an_earlier_deadline() {
         let queue = WorkQueue::new();
-        queue.add_after("late", Duration::from_secs(3600));
+        queue.add_after("late", Duration::from_hours(1));
         let worker = queue.get();
         let adder = async {
             tokio::task::yield_now().await;

@@ -254,10 +254,9 @@ fn subsets(service: &Service, members: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     }
     let mut subsets: Vec<EndpointSubset> = by_ports.into_values().collect();
     for subset in &mut subsets {
-        for list in [&mut subset.addresses, &mut subset.not_ready_addresses] {
-            if let Some(list) = list {
-                list.sort_by(|a, b| a.ip.cmp(&b.ip));
-            }
+        let lists = [&mut subset.addresses, &mut subset.not_ready_addresses];
+        for list in lists.into_iter().flatten() {
+            list.sort_by(|a, b| a.ip.cmp(&b.ip));
         }
     }
     subsets

@@ -133,8 +133,7 @@ pub(crate) fn target(pod: &Pod) -> ObjectReference {
 /// The container port a Service port leads to on this pod; `None` if the pod has no such port.
 pub(crate) fn target_port(pod: &Pod, port: &ServicePort) -> Option<i32> {
     match &port.target_port {
-        None => Some(port.port),
-        Some(IntOrString::Int(0)) => Some(port.port),
+        None | Some(IntOrString::Int(0)) => Some(port.port),
         Some(IntOrString::Int(number)) => Some(*number),
         Some(IntOrString::String(name)) => {
             let spec = pod.spec.as_ref()?;

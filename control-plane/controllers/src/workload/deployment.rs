@@ -31,7 +31,7 @@ const WORKERS: usize = 5;
 /// The controller; see the module documentation.
 pub(crate) struct Deployments {
     client: Client,
-    deployments: Informer<Deployment>,
+    cache: Informer<Deployment>,
     sets: Informer<ReplicaSet>,
     pods: Informer<Pod>,
     recorder: EventRecorder,
@@ -68,7 +68,7 @@ impl Deployments {
         let client = host.client(NAME);
         let queue = WorkQueue::new();
         let this = Arc::new(Self {
-            deployments: client.informer(),
+            cache: client.informer(),
             sets: client.informer(),
             pods: client.informer(),
             recorder: host.recorder(NAME, NAME),
@@ -78,7 +78,7 @@ impl Deployments {
         });
         {
             let queue = queue.clone();
-            host.watch(&this.deployments, move |event| {
+            host.watch(&this.cache, move |event| {
                 if let Some(deployment) = objects::latest(&event) {
                     queue.add(object_key(&deployment.metadata));
                 }
@@ -94,7 +94,7 @@ impl Deployments {
         }
         let controller = Arc::clone(&this);
         host.work(&this, &queue, WORKERS, async move {
-            controller.deployments.synced().await;
+            controller.cache.synced().await;
             controller.sets.synced().await;
             controller.pods.synced().await;
         });
@@ -122,10 +122,7 @@ impl Deployments {
         let Some(rs) = new.filter(|rs| owner::controller_of(&rs.metadata).is_none()) else {
             return;
         };
-        for deployment in self
-            .deployments
-            .list_namespace(objects::namespace(&rs.metadata))
-        {
+        for deployment in self.cache.list_namespace(objects::namespace(&rs.metadata)) {
             let selects = deployment.spec.as_ref().is_some_and(|spec| {
                 !selector::is_empty(&spec.selector)
                     && selector::matches(&spec.selector, rs.metadata.labels.as_ref())
@@ -148,7 +145,7 @@ impl Deployments {
                 owner::controller_of(&rs.metadata)
                     .map(|owner| objects::sibling(&rs.metadata, &owner.name))
             })
-            .and_then(|key| self.deployments.get(&key));
+            .and_then(|key| self.cache.get(&key));
         if let Some(deployment) = deployment
             && !rolling::is_rolling(&deployment)
         {
@@ -157,7 +154,7 @@ impl Deployments {
     }
 
     async fn sync(&self, key: &str) -> Result<(), ReconcileError> {
-        let Some(cached) = self.deployments.get(key) else {
+        let Some(cached) = self.cache.get(key) else {
             return Ok(());
         };
         let mut deployment = Deployment::clone(&cached);
@@ -185,7 +182,7 @@ impl Deployments {
         }
         let owned = self.claim(&deployment).await?;
         if deployment.metadata.deletion_timestamp.is_some() {
-            let sets = self.classify(&deployment, owned);
+            let sets = classify(&deployment, owned);
             return self.sync_status(&mut deployment, &sets).await;
         }
         if let Some(condition) = status::pause_condition(&deployment, self.clock.now()) {
@@ -198,7 +195,7 @@ impl Deployments {
                 && revision::desired_annotation(rs)
                     .is_some_and(|desired| desired != rolling::desired(&deployment))
         });
-        let mut sets = self.classify(&deployment, owned);
+        let mut sets = classify(&deployment, owned);
         if spec.paused.unwrap_or(false) || resized {
             self.sync_revision(&mut deployment, &mut sets, false)
                 .await?;
@@ -373,22 +370,6 @@ impl Deployments {
         }
     }
 
-    fn classify(&self, deployment: &Deployment, mut owned: Vec<Arc<ReplicaSet>>) -> Sets {
-        rolling::sort_by_creation(&mut owned);
-        let is_new = |rs: &Arc<ReplicaSet>| {
-            let wanted = deployment.spec.as_ref().map(|spec| &spec.template);
-            let has = rs.spec.as_ref().and_then(|spec| spec.template.as_ref());
-            wanted
-                .zip(has)
-                .is_some_and(|(wanted, has)| template::equal(wanted, has))
-        };
-        let new = owned
-            .iter()
-            .position(is_new)
-            .map(|index| owned.remove(index));
-        Sets { new, old: owned }
-    }
-
     /// Gives the new replica set the next revision, making it first if `create` says so, and the
     /// deployment the same revision.
     async fn sync_revision(
@@ -440,7 +421,7 @@ impl Deployments {
         let number = revision::revision_of(&rs.metadata);
         let mut status = deployment.status.clone().unwrap_or_default();
         let unknown = status::find(Some(&status), status::PROGRESSING).is_none();
-        let mut write = self.set_revision(deployment, number);
+        let mut write = set_revision(deployment, number);
         if status::progress_deadline(deployment).is_some() && unknown {
             let message = format!("Found new replica set \"{}\"", objects::name(&rs.metadata));
             let condition = status::condition(
@@ -465,7 +446,7 @@ impl Deployments {
         sets: &mut Sets,
         next: i64,
     ) -> Result<(), ReconcileError> {
-        let (rs, replicas) = self.build_new(deployment, sets, next)?;
+        let (rs, replicas) = build_new(deployment, sets, next)?;
         let name = objects::name(&rs.metadata).to_owned();
         let mut status = deployment.status.clone().unwrap_or_default();
         let (created, fresh) = match self.client.create(&rs).await {
@@ -475,7 +456,7 @@ impl Deployments {
                     .client
                     .get(rs.metadata.namespace.as_deref(), &name)
                     .await?;
-                if !self.is_ours(deployment, &existing) {
+                if !is_ours(deployment, &existing) {
                     // Another template has this hash: the next try takes another name.
                     status.collision_count = Some(status.collision_count.unwrap_or(0) + 1);
                     self.write_status(deployment, status).await?;
@@ -516,7 +497,7 @@ impl Deployments {
         }
         let number = revision::revision_of(&created.metadata);
         sets.new = Some(Arc::new(created));
-        let mut write = self.set_revision(deployment, number);
+        let mut write = set_revision(deployment, number);
         if fresh && status::progress_deadline(deployment).is_some() {
             let message = format!("Created new replica set \"{name}\"");
             let condition = status::condition(
@@ -533,77 +514,6 @@ impl Deployments {
             self.write_status(deployment, status).await?;
         }
         Ok(())
-    }
-
-    fn is_ours(&self, deployment: &Deployment, rs: &ReplicaSet) -> bool {
-        let owned = owner::controller_of(&rs.metadata)
-            .is_some_and(|owner| owner.uid == objects::uid(&deployment.metadata));
-        let wanted = deployment.spec.as_ref().map(|spec| &spec.template);
-        let has = rs.spec.as_ref().and_then(|spec| spec.template.as_ref());
-        owned
-            && wanted
-                .zip(has)
-                .is_some_and(|(wanted, has)| template::equal(wanted, has))
-    }
-
-    fn build_new(
-        &self,
-        deployment: &Deployment,
-        sets: &Sets,
-        next: i64,
-    ) -> Result<(ReplicaSet, i32), ReconcileError> {
-        let spec = deployment.spec.clone().unwrap_or_default();
-        let collisions = deployment
-            .status
-            .as_ref()
-            .and_then(|status| status.collision_count);
-        let hash = hash::template_hash(&spec.template, collisions).map_err(|source| {
-            ReconcileError::Encode {
-                what: "a pod template",
-                source,
-            }
-        })?;
-        let template = template::with_hash(&spec.template, &hash);
-        let total = sets.old.iter().map(|rs| rolling::spec_replicas(rs)).sum();
-        let replicas = rolling::new_replicas(deployment, total, 0);
-        let labels = template
-            .metadata
-            .as_ref()
-            .and_then(|meta| meta.labels.clone());
-        let mut rs = ReplicaSet {
-            metadata: ObjectMeta {
-                name: Some(format!("{}-{hash}", objects::name(&deployment.metadata))),
-                namespace: deployment.metadata.namespace.clone(),
-                labels,
-                owner_references: Some(vec![owner::controller_reference(deployment)]),
-                ..ObjectMeta::default()
-            },
-            spec: Some(ReplicaSetSpec {
-                replicas: Some(replicas),
-                min_ready_seconds: spec.min_ready_seconds.filter(|seconds| *seconds != 0),
-                selector: template::selector_with_hash(&spec.selector, &hash),
-                template: Some(template),
-            }),
-            status: None,
-        };
-        revision::sync_annotations(deployment, &mut rs, next);
-        let desired = rolling::desired(deployment);
-        let surge = rolling::bounds(deployment).surge;
-        revision::set_size_annotations(&mut rs, desired, desired + surge);
-        Ok((rs, replicas))
-    }
-
-    /// Notes the revision on the deployment; returns whether that changed it.
-    fn set_revision(&self, deployment: &mut Deployment, number: i64) -> bool {
-        if revision::revision_of(&deployment.metadata) == number {
-            return false;
-        }
-        deployment
-            .metadata
-            .annotations
-            .get_or_insert_default()
-            .insert(revision::REVISION.to_owned(), number.to_string());
-        true
     }
 
     /// Scales one replica set. `quiet` leaves a set of the right size alone even if its size
@@ -755,6 +665,92 @@ impl Reconcile for Deployments {
     async fn reconcile(&self, key: &str) -> Result<(), ReconcileError> {
         self.sync(key).await
     }
+}
+
+fn classify(deployment: &Deployment, mut owned: Vec<Arc<ReplicaSet>>) -> Sets {
+    rolling::sort_by_creation(&mut owned);
+    let is_new = |rs: &Arc<ReplicaSet>| {
+        let wanted = deployment.spec.as_ref().map(|spec| &spec.template);
+        let has = rs.spec.as_ref().and_then(|spec| spec.template.as_ref());
+        wanted
+            .zip(has)
+            .is_some_and(|(wanted, has)| template::equal(wanted, has))
+    };
+    let new = owned
+        .iter()
+        .position(is_new)
+        .map(|index| owned.remove(index));
+    Sets { new, old: owned }
+}
+
+fn is_ours(deployment: &Deployment, rs: &ReplicaSet) -> bool {
+    let owned = owner::controller_of(&rs.metadata)
+        .is_some_and(|owner| owner.uid == objects::uid(&deployment.metadata));
+    let wanted = deployment.spec.as_ref().map(|spec| &spec.template);
+    let has = rs.spec.as_ref().and_then(|spec| spec.template.as_ref());
+    owned
+        && wanted
+            .zip(has)
+            .is_some_and(|(wanted, has)| template::equal(wanted, has))
+}
+
+fn build_new(
+    deployment: &Deployment,
+    sets: &Sets,
+    next: i64,
+) -> Result<(ReplicaSet, i32), ReconcileError> {
+    let spec = deployment.spec.clone().unwrap_or_default();
+    let collisions = deployment
+        .status
+        .as_ref()
+        .and_then(|status| status.collision_count);
+    let hash = hash::template_hash(&spec.template, collisions).map_err(|source| {
+        ReconcileError::Encode {
+            what: "a pod template",
+            source,
+        }
+    })?;
+    let template = template::with_hash(&spec.template, &hash);
+    let total = sets.old.iter().map(|rs| rolling::spec_replicas(rs)).sum();
+    let replicas = rolling::new_replicas(deployment, total, 0);
+    let labels = template
+        .metadata
+        .as_ref()
+        .and_then(|meta| meta.labels.clone());
+    let mut rs = ReplicaSet {
+        metadata: ObjectMeta {
+            name: Some(format!("{}-{hash}", objects::name(&deployment.metadata))),
+            namespace: deployment.metadata.namespace.clone(),
+            labels,
+            owner_references: Some(vec![owner::controller_reference(deployment)]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(ReplicaSetSpec {
+            replicas: Some(replicas),
+            min_ready_seconds: spec.min_ready_seconds.filter(|seconds| *seconds != 0),
+            selector: template::selector_with_hash(&spec.selector, &hash),
+            template: Some(template),
+        }),
+        status: None,
+    };
+    revision::sync_annotations(deployment, &mut rs, next);
+    let desired = rolling::desired(deployment);
+    let surge = rolling::bounds(deployment).surge;
+    revision::set_size_annotations(&mut rs, desired, desired + surge);
+    Ok((rs, replicas))
+}
+
+/// Notes the revision on the deployment; returns whether that changed it.
+fn set_revision(deployment: &mut Deployment, number: i64) -> bool {
+    if revision::revision_of(&deployment.metadata) == number {
+        return false;
+    }
+    deployment
+        .metadata
+        .annotations
+        .get_or_insert_default()
+        .insert(revision::REVISION.to_owned(), number.to_string());
+    true
 }
 
 /// Whether the API refused a create because the namespace is going away; there is no point in

@@ -32,11 +32,11 @@ fn place(cluster: &Cluster, pod: Pod) -> String {
     }
 }
 
-fn app(name: &str) -> Option<LabelSelector> {
-    Some(LabelSelector {
+fn app(name: &str) -> LabelSelector {
+    LabelSelector {
         match_labels: Some([("app".to_owned(), name.to_owned())].into()),
         ..LabelSelector::default()
-    })
+    }
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn hard_spreading_limits_the_skew() {
                     max_skew: 1,
                     topology_key: "zone".into(),
                     when_unsatisfiable: "DoNotSchedule".into(),
-                    label_selector: app("web"),
+                    label_selector: Some(app("web")),
                     ..TopologySpreadConstraint::default()
                 }]);
             })
@@ -211,7 +211,7 @@ fn hard_spreading_limits_the_skew() {
 fn pods_attract_and_repel() {
     let mut two = cluster(vec![node("n1").build(), node("n2").build()]);
     let term = |name: &str| PodAffinityTerm {
-        label_selector: app(name),
+        label_selector: Some(app(name)),
         topology_key: "kubernetes.io/hostname".into(),
         ..PodAffinityTerm::default()
     };

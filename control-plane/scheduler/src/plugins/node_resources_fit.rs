@@ -44,13 +44,9 @@ pub(crate) fn filter(pod: &PodInfo, node: &NodeInfo) -> Option<Rejection> {
 /// The share of CPU and memory that would be left; more is better.
 pub(crate) fn score(pod: &PodInfo, node: &NodeInfo) -> i64 {
     let left = |used: i64, has: i64| {
-        if has <= 0 {
-            return None;
-        }
-        Some(if used > has {
-            0
-        } else {
-            (i128::from(has - used) * i128::from(MAX_SCORE) / i128::from(has)) as i64
+        (has > 0).then(|| {
+            let share = i128::from((has - used).max(0)) * i128::from(MAX_SCORE) / i128::from(has);
+            i64::try_from(share).unwrap_or(MAX_SCORE)
         })
     };
     let shares: Vec<i64> = [

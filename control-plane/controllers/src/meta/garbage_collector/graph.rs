@@ -77,26 +77,23 @@ impl Graph {
     pub(crate) fn observe(&mut self, seen: Observed) -> Vec<Work> {
         let uid = seen.identity.uid.clone();
         let mut work = Vec::new();
-        let before = match self.items.get_mut(&uid) {
-            Some(item) => {
-                item.identity = seen.identity;
-                item.guessed = false;
-                std::mem::replace(&mut item.owners, seen.owners.clone())
-            }
-            None => {
-                self.items.insert(
-                    uid.clone(),
-                    Item {
-                        identity: seen.identity,
-                        owners: seen.owners.clone(),
-                        dependents: BTreeSet::new(),
-                        deleting_dependents: false,
-                        deleting: false,
-                        guessed: false,
-                    },
-                );
-                Vec::new()
-            }
+        let before = if let Some(item) = self.items.get_mut(&uid) {
+            item.identity = seen.identity;
+            item.guessed = false;
+            std::mem::replace(&mut item.owners, seen.owners.clone())
+        } else {
+            self.items.insert(
+                uid.clone(),
+                Item {
+                    identity: seen.identity,
+                    owners: seen.owners.clone(),
+                    dependents: BTreeSet::new(),
+                    deleting_dependents: false,
+                    deleting: false,
+                    guessed: false,
+                },
+            );
+            Vec::new()
         };
         self.link(&uid, &before, &seen.owners, &mut work);
 

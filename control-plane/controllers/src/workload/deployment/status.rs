@@ -249,7 +249,8 @@ pub(crate) fn rollout<R: AsRef<ReplicaSet>>(
             // Replaced even when it says the same: its update time is what the deadline counts from.
             if let Some(current) = current {
                 if current.status == "True" {
-                    next.last_transition_time = current.last_transition_time.clone();
+                    next.last_transition_time
+                        .clone_from(&current.last_transition_time);
                 }
                 remove(&mut status, PROGRESSING);
             }
