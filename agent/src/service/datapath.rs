@@ -87,8 +87,10 @@ pub enum DataPathError {
     /// The kernel does not take the object.
     #[error("cannot load the BPF programs; hint: Linux 6.1 with BPF and BTF is needed")]
     Load(#[source] Box<EbpfError>),
-    /// The object lacks a program or map it was written with.
-    #[error("the BPF object has no `{0}`")]
+    /// The object lacks a program or map that this program knows.
+    #[error(
+        "the BPF programs in this `pintle` are older than it: they have no `{0}`; hint: build it with `cargo xtask build`"
+    )]
     Missing(&'static str),
     /// The kernel does not take one program.
     #[error("cannot load the BPF program `{name}`")]
