@@ -307,6 +307,10 @@ impl ImageStore {
 
     /// Makes the writable directories of a container's root file system.
     /// Asking again for the same container gives the same directories.
+    #[expect(
+        clippy::unused_async,
+        reason = "callers should not depend on it never waiting"
+    )]
     pub async fn prepare(
         &self,
         container_id: &str,

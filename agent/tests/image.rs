@@ -18,6 +18,7 @@ fn quiet() -> ProgressFn {
     Arc::new(|_: Progress| {})
 }
 
+#[expect(clippy::print_stdout, reason = "says why a test did nothing")]
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {

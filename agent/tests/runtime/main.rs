@@ -8,7 +8,7 @@
     reason = "a test reports and fails loudly"
 )]
 
-mod runtime_support;
+mod support;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use pintle_agent::runtime::{
     ContainerStatus, ExecSpec, Mount, Propagation, RuntimeError, RuntimeEvent, Seccomp,
 };
-use runtime_support::{Fixture, free};
+use support::{Fixture, free};
 
 type Case = (
     &'static str,
@@ -58,7 +58,9 @@ fn main() -> ExitCode {
         .and_then(|arg| arg.into_string().ok())
         .unwrap_or_default();
     if filter == "--list" {
-        CASES.iter().for_each(|(name, _)| println!("{name}: test"));
+        for (name, _) in CASES {
+            println!("{name}: test");
+        }
         return ExitCode::SUCCESS;
     }
     if !rustix::process::geteuid().is_root() {
@@ -88,7 +90,7 @@ fn main() -> ExitCode {
 }
 
 async fn runs_and_logs() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     let exit = f
         .run("a", "echo out; echo err >&2; printf last; cat /etc/made")
@@ -113,12 +115,12 @@ async fn runs_and_logs() {
 }
 
 async fn exit_codes_and_signals() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     assert_eq!(f.run("a", "exit 7").await.code, 7);
     f.runtime.remove_container("a", "a-main").await.unwrap();
     let mut spec = f.container("a", &["sleep", "1000"]);
-    spec.id = "a-two".to_owned();
+    "a-two".clone_into(&mut spec.id);
     f.runtime.create_container("a", spec).await.unwrap();
     f.runtime
         .signal_container("a", "a-two", libc::SIGKILL)
@@ -130,7 +132,7 @@ async fn exit_codes_and_signals() {
 }
 
 async fn names_what_cannot_be_executed() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     for (program, words) in [
         (
@@ -176,7 +178,7 @@ async fn names_what_cannot_be_executed() {
 }
 
 async fn isolates_the_container() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     let script = "hostname; echo pid=$$; ls /dev | tr '\\n' ' '; echo; cat /proc/1/cgroup; \
         ls /sys/class/net; touch /proc/sys/kernel/x 2>&1; cat /proc/timer_list | wc -c; \
@@ -205,7 +207,7 @@ async fn isolates_the_container() {
 }
 
 async fn applies_user_and_capabilities() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     let mut spec = f.shell("a", "id; grep -E 'Cap(Prm|Eff|Bnd|Amb)|NoNewPrivs|Groups' /proc/self/status; echo hi >/dev/stderr");
     spec.user.user = Some("web".to_owned());
@@ -233,7 +235,7 @@ async fn applies_user_and_capabilities() {
 }
 
 async fn filters_system_calls() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     for no_new_privs in [false, true] {
         let mut spec = f.shell(
@@ -255,7 +257,7 @@ async fn filters_system_calls() {
 }
 
 async fn mounts_volumes() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     let host = f.path("volume");
     std::fs::create_dir_all(host.join("sub")).unwrap();
@@ -295,7 +297,7 @@ async fn mounts_volumes() {
 }
 
 async fn keeps_devices_away() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     let script = "mknod /tmp/mem c 1 1 && head -c 1 /tmp/mem 2>&1; echo x > /dev/null && \
         head -c 4 /dev/urandom | wc -c; mknod /tmp/null c 1 3 && echo y > /tmp/null && echo fine";
@@ -307,7 +309,7 @@ async fn keeps_devices_away() {
 }
 
 async fn execs_with_pipes() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     f.runtime
         .create_container("a", f.container("a", &["sleep", "1000"]))
@@ -327,8 +329,8 @@ async fn execs_with_pipes() {
         .await
         .unwrap();
     drop(stdin);
-    let out = runtime_support::read_all(session.stdout.take().unwrap()).await;
-    let err = runtime_support::read_all(session.stderr.take().unwrap()).await;
+    let out = support::read_all(session.stdout.take().unwrap()).await;
+    let err = support::read_all(session.stderr.take().unwrap()).await;
     assert_eq!(out, "typed\npod-a\n");
     assert!(err.starts_with("extra "), "{err}");
     assert_eq!(session.exit.await.unwrap().code, 3);
@@ -343,14 +345,14 @@ async fn execs_with_pipes() {
     );
     // Its own children of the shim still get their own PID namespace.
     let mut second = f.shell("a", "echo pid=$$");
-    second.id = "a-second".to_owned();
+    "a-second".clone_into(&mut second.id);
     f.run_spec("a", second).await;
     assert!(f.log("a").contains("pid=1\n"));
     f.finish().await;
 }
 
 async fn execs_on_a_terminal() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     f.runtime
         .create_container("a", f.container("a", &["sleep", "1000"]))
@@ -371,18 +373,18 @@ async fn execs_on_a_terminal() {
     };
     let session = f.runtime.exec("a", "a-main", spec).await.unwrap();
     let terminal = session.terminal.unwrap();
-    let seen = runtime_support::read_until(&terminal, "30 100").await;
+    let seen = support::read_until(&terminal, "30 100").await;
     assert!(seen.contains("/dev/pts/0"), "{seen}");
     terminal.resize(120, 40).unwrap();
     terminal.write_all(b"hello\n").await.unwrap();
-    let seen = runtime_support::read_until(&terminal, "40 120").await;
+    let seen = support::read_until(&terminal, "40 120").await;
     assert!(seen.contains("got hello"), "{seen}");
     assert_eq!(session.exit.await.unwrap().code, 0);
     f.finish().await;
 }
 
 async fn runs_on_a_terminal() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     let mut spec = f.shell(
         "a",
@@ -410,7 +412,7 @@ async fn runs_on_a_terminal() {
 }
 
 async fn attaches() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     let mut spec = f.shell("a", "while read line; do echo got $line; done; echo end");
     spec.stdin = true;
@@ -422,7 +424,7 @@ async fn attaches() {
         .await
         .unwrap();
     drop(stdin);
-    let out = runtime_support::read_all(session.stdout.take().unwrap()).await;
+    let out = support::read_all(session.stdout.take().unwrap()).await;
     assert_eq!(out, "got one\ngot two\nend\n");
     assert_eq!(f.wait("a-main").await.code, 0);
     assert!(f.log("a").contains("stdout F got two"));
@@ -430,7 +432,7 @@ async fn attaches() {
 }
 
 async fn stops_gracefully_then_hard() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     let script = "trap 'echo term; exit 5' TERM; echo ready; while :; do sleep 1 & wait $!; done";
     f.runtime
@@ -452,7 +454,7 @@ async fn stops_gracefully_then_hard() {
         .unwrap();
     assert_eq!(again, exit);
     let mut deaf = f.shell("a", "trap '' TERM; echo deaf; while :; do sleep 1; done");
-    deaf.id = "a-deaf".to_owned();
+    "a-deaf".clone_into(&mut deaf.id);
     f.runtime.create_container("a", deaf).await.unwrap();
     f.wait_log("a", "deaf").await;
     let long = f
@@ -468,7 +470,7 @@ async fn stops_gracefully_then_hard() {
 }
 
 async fn shares_namespaces_between_containers() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox("a").await;
     let first = f.shell(
         "a",
@@ -480,7 +482,7 @@ async fn shares_namespaces_between_containers() {
         "a",
         "cat /dev/shm/x; readlink /proc/self/ns/net; df /dev/shm | tail -1",
     );
-    second.id = "a-second".to_owned();
+    "a-second".clone_into(&mut second.id);
     f.run_spec("a", second).await;
     let log = f.log("a");
     assert!(log.contains("F shared"), "{log}");
@@ -505,7 +507,7 @@ async fn shares_namespaces_between_containers() {
 }
 
 async fn shares_one_pid_namespace() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     f.sandbox_with("a", |spec| spec.share_process_namespace = true)
         .await;
     let first = f.container("a", &["sleep", "12345"]);
@@ -514,7 +516,7 @@ async fn shares_one_pid_namespace() {
         "a",
         "ps | grep -c 'sleep 1234[5]'; echo me=$$; sleep 999 & exit 0",
     );
-    second.id = "a-second".to_owned();
+    "a-second".clone_into(&mut second.id);
     f.run_spec("a", second).await;
     let log = f.log("a");
     assert!(log.contains("F 1\n") && !log.contains("me=1\n"), "{log}");
@@ -522,7 +524,7 @@ async fn shares_one_pid_namespace() {
 }
 
 async fn survives_the_agent() {
-    let mut f = Fixture::new().await;
+    let mut f = Fixture::new();
     f.sandbox("a").await;
     f.sandbox("b").await;
     let go = f.path("go");
@@ -552,7 +554,7 @@ async fn survives_the_agent() {
 }
 
 async fn cleans_up_after_a_dead_shim() {
-    let mut f = Fixture::new().await;
+    let mut f = Fixture::new();
     f.sandbox("a").await;
     f.runtime
         .create_container("a", f.container("a", &["sleep", "1000"]))
@@ -560,7 +562,7 @@ async fn cleans_up_after_a_dead_shim() {
         .unwrap();
     let mut events = f.runtime.events();
     let shim = f.runtime.sandbox("a").unwrap().sandbox.unwrap().shim_pid;
-    f.kill_shim(shim);
+    support::kill(shim);
     loop {
         if let RuntimeEvent::SandboxGone { pod_uid } = events.recv().await.unwrap() {
             assert_eq!(pod_uid, "a");
@@ -580,7 +582,7 @@ async fn cleans_up_after_a_dead_shim() {
 }
 
 async fn start_is_fast() {
-    let f = Fixture::new().await;
+    let f = Fixture::new();
     let mut sandboxes = Vec::new();
     let mut containers = Vec::new();
     for n in 0..10 {
@@ -605,7 +607,7 @@ async fn start_is_fast() {
         .runtime
         .list()
         .iter()
-        .map(|state| runtime_support::pss_kib(state.sandbox.as_ref().unwrap().shim_pid))
+        .map(|state| support::pss_kib(state.sandbox.as_ref().unwrap().shim_pid))
         .collect();
     println!("  shim PSS {pss:?} KiB");
     assert_eq!(free(&pss), pss.len());

@@ -19,7 +19,7 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    pub(crate) async fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = tempfile::Builder::new()
             .prefix("pintle-runtime-")
             .tempdir()
@@ -152,11 +152,6 @@ impl Fixture {
             .expect("the log says it");
     }
 
-    pub(crate) fn kill_shim(&self, pid: i32) {
-        let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    }
-
     /// Removes everything and checks that nothing is left.
     pub(crate) async fn finish(self) {
         self.runtime.teardown_all().await.unwrap();
@@ -233,6 +228,12 @@ pub(crate) async fn read_until(terminal: &Terminal, text: &str) -> String {
         seen.push_str(&String::from_utf8_lossy(&buffer[..length]));
     }
     seen
+}
+
+/// Kills a shim the way an out-of-memory killer would.
+pub(crate) fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
 /// Proportional set size of a process in KiB.
