@@ -415,15 +415,26 @@ async fn a_broken_session_resumes_with_the_difference() {
     shutdown.cancel();
 }
 
-async fn kubectl(dir: &Path, arguments: &[&str]) -> Output {
+fn kubectl_command(dir: &Path) -> Command {
+    let mut command = Command::new("/usr/bin/kubectl");
+    command
+        .env("KUBECONFIG", dir.join("admin.kubeconfig"))
+        .env("HOME", dir)
+        .stdin(Stdio::null());
+    command
+}
+
+async fn kubectl(dir: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let environment: Vec<(String, String)> = environment
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect();
     let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
     let dir = dir.to_owned();
     tokio::task::spawn_blocking(move || {
-        Command::new("/usr/bin/kubectl")
+        kubectl_command(&dir)
             .args(arguments)
-            .env("KUBECONFIG", dir.join("admin.kubeconfig"))
-            .env("HOME", &dir)
-            .stdin(Stdio::null())
+            .envs(environment)
             .output()
             .unwrap()
     })
@@ -467,7 +478,7 @@ async fn kubectl_reads_logs_and_executes_through_the_agent() {
         .await
         .unwrap();
     let uid = node_with_pod(&control_plane, &mut session).await;
-    let early = kubectl(dir.path(), &["logs", "web"]).await;
+    let early = kubectl(dir.path(), &["logs", "web"], &[]).await;
     let early = String::from_utf8_lossy(&early.stderr).into_owned();
     assert!(
         early.contains("in pod \"web\" is waiting to start"),
@@ -478,7 +489,7 @@ async fn kubectl_reads_logs_and_executes_through_the_agent() {
     let success = || Frame::Status(encoded(&json!({"metadata": {}, "status": "Success"})));
     let logs = tokio::spawn({
         let dir = dir.path().to_owned();
-        async move { kubectl(&dir, &["logs", "web", "--tail=5"]).await }
+        async move { kubectl(&dir, &["logs", "web", "--tail=5"], &[]).await }
     });
     let stream = session.stream().await;
     let Some(Target::Logs(target)) = &stream.target else {
@@ -501,28 +512,114 @@ async fn kubectl_reads_logs_and_executes_through_the_agent() {
         "{logs:?}"
     );
 
-    let exec = tokio::spawn({
-        let dir = dir.path().to_owned();
-        async move { kubectl(&dir, &["exec", "web", "--", "sh", "-c", "exit 3"]).await }
-    });
-    let stream = session.stream().await;
-    let Some(Target::Exec(target)) = &stream.target else {
-        panic!("{stream:?}");
-    };
-    assert_eq!(target.command, ["sh", "-c", "exit 3"]);
-    let failure = Frame::Status(encoded(&json!({
-        "metadata": {}, "status": "Failure", "reason": "NonZeroExitCode",
-        "message": "command terminated with non-zero exit code",
-        "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}})));
-    let frames = vec![
-        output(StreamChannel::Stdout, "out\n"),
-        output(StreamChannel::Stderr, "err\n"),
-        failure,
-    ];
-    answer(&channel, stream.stream_id, frames).await;
-    let exec = exec.await.unwrap();
-    assert_eq!(exec.status.code(), Some(3), "{exec:?}");
-    assert_eq!(String::from_utf8_lossy(&exec.stdout), "out\n");
-    assert!(String::from_utf8_lossy(&exec.stderr).starts_with("err\n"));
+    // By WebSocket, and as versions before 1.31 do it.
+    for websockets in ["true", "false"] {
+        let exec = tokio::spawn({
+            let dir = dir.path().to_owned();
+            let environment = [("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", websockets)];
+            let command = ["exec", "web", "--", "sh", "-c", "exit 3"];
+            async move { kubectl(&dir, &command, &environment).await }
+        });
+        let stream = session.stream().await;
+        let Some(Target::Exec(target)) = &stream.target else {
+            panic!("{stream:?}");
+        };
+        assert_eq!(target.command, ["sh", "-c", "exit 3"]);
+        let failure = Frame::Status(encoded(&json!({
+            "metadata": {}, "status": "Failure", "reason": "NonZeroExitCode",
+            "message": "command terminated with non-zero exit code",
+            "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}})));
+        let frames = vec![
+            output(StreamChannel::Stdout, "out\n"),
+            output(StreamChannel::Stderr, "err\n"),
+            failure,
+        ];
+        answer(&channel, stream.stream_id, frames).await;
+        let exec = exec.await.unwrap();
+        assert_eq!(exec.status.code(), Some(3), "{websockets}: {exec:?}");
+        assert_eq!(String::from_utf8_lossy(&exec.stdout), "out\n");
+        assert!(String::from_utf8_lossy(&exec.stderr).starts_with("err\n"));
+    }
+    shutdown.cancel();
+}
+
+/// Sends back what comes, until the other side is done.
+async fn echo(channel: &Channel, stream_id: String) {
+    let (sender, receiver) = mpsc::channel(8);
+    let send = |frame| sender.send(StreamFrame { frame: Some(frame) });
+    send(Frame::StreamId(stream_id)).await.unwrap();
+    let mut inbound = NodeSessionClient::new(channel.clone())
+        .stream(ReceiverStream::new(receiver))
+        .await
+        .unwrap()
+        .into_inner();
+    while let Ok(Some(frame)) = inbound.message().await {
+        match frame.frame {
+            Some(Frame::Data(data)) => {
+                let data = StreamData {
+                    channel: StreamChannel::Stdout.into(),
+                    ..data
+                };
+                send(Frame::Data(data)).await.unwrap();
+            }
+            Some(Frame::Close(_)) => break,
+            _ => {}
+        }
+    }
+    let success = json!({"metadata": {}, "status": "Success"});
+    send(Frame::Close(StreamChannel::Stdout.into()))
+        .await
+        .unwrap();
+    send(Frame::Status(encoded(&success))).await.unwrap();
+    drop(sender);
+    while let Ok(Some(_)) = inbound.message().await {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kubectl_forwards_a_port_through_the_agent() {
+    use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+    if !PathBuf::from("/usr/bin/kubectl").exists() {
+        eprintln!("skipped: no /usr/bin/kubectl");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (control_plane, shutdown) = start(dir.path(), 4).await;
+    let channel = join(&control_plane, "node-a").await;
+    let mut session = Session::open(&channel, hello(&control_plane, 0))
+        .await
+        .unwrap();
+    let uid = node_with_pod(&control_plane, &mut session).await;
+    session.call(status_of(&uid, "Running")).await.unwrap();
+    for websockets in ["true", "false"] {
+        let mut command = kubectl_command(dir.path());
+        command
+            .args(["port-forward", "--address=127.0.0.1", "pod/web", ":80"])
+            .env("KUBECTL_PORT_FORWARD_WEBSOCKETS", websockets)
+            .stdout(Stdio::piped());
+        let client = tokio::task::spawn_blocking(move || {
+            let mut child = command.spawn().unwrap();
+            let mut line = String::new();
+            // Kept open: kubectl writes more, and ends when it cannot.
+            let mut stdout = BufReader::new(child.stdout.take().unwrap());
+            stdout.read_line(&mut line).unwrap();
+            // "Forwarding from 127.0.0.1:PORT -> 80"
+            let address = line.split(' ').nth(2).unwrap().to_owned();
+            let mut connection = std::net::TcpStream::connect(address).unwrap();
+            connection.write_all(b"hello").unwrap();
+            connection.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut heard = String::new();
+            connection.read_to_string(&mut heard).unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
+            heard
+        });
+        let stream = session.stream().await;
+        let Some(Target::PortForward(target)) = &stream.target else {
+            panic!("{stream:?}");
+        };
+        assert_eq!((target.pod.as_str(), target.port), ("web", 80));
+        echo(&channel, stream.stream_id).await;
+        assert_eq!(client.await.unwrap(), "hello", "{websockets}");
+    }
     shutdown.cancel();
 }

@@ -7,11 +7,20 @@
 //!
 //! - [`options`]: pure; query to typed options, which container is meant.
 //! - [`log`]: `GET pods/NAME/log`.
-//! - [`remote`]: exec and attach over WebSocket (`v5.channel.k8s.io`, `v4.channel.k8s.io`).
+//! - [`remote`]: exec and attach, over WebSocket (`v5.channel.k8s.io`, `v4.channel.k8s.io`) or
+//!   SPDY/3.1.
+//! - [`port_forward`]: connections to a pod's ports, over SPDY/3.1, also inside a WebSocket.
+//! - [`upgrade`], [`channels`], [`spdy`]: the transports.
 
+mod channels;
 mod log;
 mod options;
+mod port_forward;
 mod remote;
+mod spdy;
+mod upgrade;
+
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::body::Body;
@@ -41,7 +50,7 @@ pub trait NodeProxy: Send + Sync {
 /// The request was authenticated and authorised; it is whole, so that an upgrade can be taken
 /// from it.
 pub async fn serve(
-    proxy: &dyn NodeProxy,
+    proxy: &Arc<dyn NodeProxy>,
     subresource: &str,
     pod: &Object,
     request: ::http::Request<Body>,
@@ -50,20 +59,18 @@ pub async fn serve(
         "log" => {
             // A reference to the request would not be Send: its body is not Sync.
             let query = request.uri().query().unwrap_or_default().to_owned();
-            log::serve(proxy, pod, &query).await
+            log::serve(proxy.as_ref(), pod, &query).await
         }
         "exec" => {
             let target = options::exec(pod, request.uri().query().unwrap_or_default())?;
-            remote::serve(proxy, pod, target, request).await
+            remote::serve(proxy.as_ref(), pod, target, request).await
         }
         "attach" => {
             let target = options::attach(pod, request.uri().query().unwrap_or_default())?;
-            remote::serve(proxy, pod, target, request).await
+            remote::serve(proxy.as_ref(), pod, target, request).await
         }
-        _ => Err(Status::new(
-            Reason::BadRequest,
-            format!("the server does not serve {subresource} of pods"),
-        )),
+        "portforward" => port_forward::serve(Arc::clone(proxy), pod, request),
+        _ => Err(Status::no_such_resource()),
     }
 }
 

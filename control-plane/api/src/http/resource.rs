@@ -280,5 +280,5 @@ async fn open_stream(
     }
     authorize(core, attributes)?;
     let pod = core.read_named(attributes)?.object()?;
-    stream::serve(&*core.config().node_proxy, subresource, &pod, request).await
+    stream::serve(&core.config().node_proxy, subresource, &pod, request).await
 }

@@ -1,16 +1,14 @@
-//! exec and attach over WebSocket.
+//! exec and attach over WebSocket or SPDY.
 //!
-//! Watches and changes no state. One binary message carries one channel number and its bytes:
-//! 0 stdin, 1 stdout, 2 stderr, 3 the final Status, 4 the terminal's size and, since
-//! `v5.channel.k8s.io`, 255 with the number of a channel that the client has closed. See
-//! Kubernetes' `apimachinery/pkg/util/remotecommand`.
+//! Watches and changes no state. In a WebSocket, one binary message carries one channel number
+//! and its bytes: 0 stdin, 1 stdout, 2 stderr, 3 the final Status, 4 the terminal's size and,
+//! since `v5.channel.k8s.io`, 255 with the number of a channel that the client has closed. On
+//! SPDY the client opens one stream for each of them. See Kubernetes'
+//! `apimachinery/pkg/util/remotecommand`.
 
 use std::time::Duration;
 
-use ::http::header::{
-    CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, UPGRADE,
-};
-use ::http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use ::http::{Request, Response};
 use axum::body::{Body, Bytes};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
@@ -25,13 +23,13 @@ use pintle_proto::node::{Channel, StreamData, StreamFrame, TerminalSize};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::CloseFrame;
-use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
-use super::{NodeProxy, NodeStream, node_of};
+use super::spdy::{self, SpdyStream};
+use super::upgrade::{self, Transport};
+use super::{NodeProxy, NodeStream, channels, node_of};
 
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
@@ -40,12 +38,50 @@ const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
 const CLOSE: u8 = 255;
 
-/// A client that does not finish the upgrade in this time is given up.
-const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Protocols served, best first.
-const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
+const OVER_WEBSOCKET: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
+const OVER_SPDY: [&str; 1] = ["v4.channel.k8s.io"];
+/// A SPDY client has this long to open its streams.
+const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
+
+/// The streams a request asked for.
+#[derive(Debug, Clone, Copy)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "the four flags of PodExecOptions"
+)]
+struct Wanted {
+    stdin: bool,
+    stdout: bool,
+    stderr: bool,
+    tty: bool,
+}
+
+impl Wanted {
+    fn of(target: &Target) -> Self {
+        let (stdin, stdout, stderr, tty) = match target {
+            Target::Exec(exec) => (exec.stdin, exec.stdout, exec.stderr, exec.tty),
+            Target::Attach(attach) => (attach.stdin, attach.stdout, attach.stderr, attach.tty),
+            Target::Logs(_) | Target::PortForward(_) => (false, false, false, false),
+        };
+        Self {
+            stdin,
+            stdout,
+            stderr,
+            tty,
+        }
+    }
+
+    /// The channel on which an empty message tells the client that the stream is up.
+    fn first_output(self) -> u8 {
+        match (self.stdout, self.stderr) {
+            (true, _) => STDOUT,
+            (false, true) => STDERR,
+            (false, false) => ERROR,
+        }
+    }
+}
 
 pub(super) async fn serve(
     proxy: &dyn NodeProxy,
@@ -53,7 +89,7 @@ pub(super) async fn serve(
     target: Target,
     mut request: Request<Body>,
 ) -> Result<Response<Body>, Status> {
-    let handshake = handshake(request.headers())?;
+    let agreement = upgrade::agree(request.headers(), &OVER_WEBSOCKET, &OVER_SPDY)?;
     let Some(node) = node_of(pod) else {
         let name = pod.name().unwrap_or_default();
         return Err(Status::bad_request(format!(
@@ -66,89 +102,30 @@ pub(super) async fn serve(
             "cannot exec into a container in a completed pod; current phase is {phase}"
         )));
     }
-    let first_output = first_output(&target);
+    let wanted = Wanted::of(&target);
     let upgrade = hyper::upgrade::on(&mut request);
     let stream = proxy.open(node, target).await?;
     // The connection outlives this response; it ends with the node's stream.
-    TokioExecutor::new().execute(run(upgrade, stream, first_output));
-
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = response.headers_mut();
-    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-    headers.insert(SEC_WEBSOCKET_ACCEPT, handshake.accept);
-    headers.insert(
-        SEC_WEBSOCKET_PROTOCOL,
-        HeaderValue::from_static(handshake.protocol),
-    );
-    Ok(response)
+    TokioExecutor::new().execute(run(upgrade, agreement.transport, stream, wanted));
+    Ok(agreement.response)
 }
 
-struct Handshake {
-    accept: HeaderValue,
-    protocol: &'static str,
-}
-
-fn handshake(headers: &HeaderMap) -> Result<Handshake, Status> {
-    let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
-    if !upgrade.is_some_and(|value| value.eq_ignore_ascii_case("websocket")) {
-        return Err(Status::bad_request(
-            "Upgrade request required: WebSocket with v5.channel.k8s.io or v4.channel.k8s.io",
-        ));
-    }
-    let offered: Vec<&str> = headers
-        .get_all(SEC_WEBSOCKET_PROTOCOL)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(str::trim)
-        .collect();
-    let protocol = PROTOCOLS
-        .into_iter()
-        .find(|protocol| offered.contains(protocol))
-        .ok_or_else(|| {
-            Status::bad_request(format!(
-                "unable to negotiate protocol: client supports {offered:?}, server accepts \
-                 {PROTOCOLS:?}"
-            ))
-        })?;
-    let accept = headers
-        .get(SEC_WEBSOCKET_KEY)
-        .map(|key| derive_accept_key(key.as_bytes()))
-        .and_then(|accept| HeaderValue::from_str(&accept).ok())
-        .ok_or_else(|| Status::bad_request("the Sec-WebSocket-Key header is missing"))?;
-    Ok(Handshake { accept, protocol })
-}
-
-/// The channel on which an empty message tells the client that the stream is up.
-fn first_output(target: &Target) -> u8 {
-    let (stdout, stderr) = match target {
-        Target::Exec(exec) => (exec.stdout, exec.stderr),
-        Target::Attach(attach) => (attach.stdout, attach.stderr),
-        Target::Logs(_) | Target::PortForward(_) => (false, false),
+async fn run(upgrade: OnUpgrade, transport: Transport, stream: NodeStream, wanted: Wanted) {
+    let Some(upgraded) = upgrade::upgraded(upgrade).await else {
+        return;
     };
-    match (stdout, stderr) {
-        (true, _) => STDOUT,
-        (false, true) => STDERR,
-        (false, false) => ERROR,
+    match transport {
+        Transport::WebSocket => over_websocket(upgraded, stream, wanted).await,
+        Transport::Spdy => over_spdy(upgraded, stream, wanted).await,
     }
 }
 
-async fn run(upgrade: OnUpgrade, stream: NodeStream, first_output: u8) {
-    let upgraded = match tokio::time::timeout(UPGRADE_TIMEOUT, upgrade).await {
-        Ok(Ok(upgraded)) => upgraded,
-        Ok(Err(error)) => {
-            tracing::debug!(%error, "upgrade to WebSocket");
-            return;
-        }
-        Err(_elapsed) => return,
-    };
+async fn over_websocket(upgraded: Upgraded, stream: NodeStream, wanted: Wanted) {
     let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
     let (sink, source) = socket.split();
     // The node's side decides when it is over; a client that leaves ends both.
     tokio::select! {
-        () = to_client(sink, stream.frames_in, first_output) => {}
+        () = to_client(sink, stream.frames_in, wanted.first_output()) => {}
         () = to_node(source, stream.frames_out) => {}
     }
 }
@@ -181,12 +158,8 @@ async fn to_client(
             break;
         }
     }
-    if !finished {
-        let status = Status::internal_error("the node's stream ended without a result");
-        let status = serde_json::to_vec(&status).unwrap_or_default();
-        if sink.send(message(ERROR, &status)).await.is_err() {
-            return;
-        }
+    if !finished && sink.send(message(ERROR, &no_result())).await.is_err() {
+        return;
     }
     // kubectl takes a close without a code for a failure.
     let normal = CloseFrame {
@@ -196,6 +169,12 @@ async fn to_client(
     if let Err(error) = sink.send(Message::Close(Some(normal))).await {
         tracing::debug!(%error, "close WebSocket");
     }
+}
+
+/// The Status for a stream whose agent was lost.
+fn no_result() -> Bytes {
+    let status = Status::internal_error("the node's stream ended without a result");
+    Bytes::from(serde_json::to_vec(&status).unwrap_or_default())
 }
 
 async fn to_node(mut source: SplitStream<Socket>, frames: mpsc::Sender<StreamFrame>) {
@@ -209,14 +188,16 @@ async fn to_node(mut source: SplitStream<Socket>, frames: mpsc::Sender<StreamFra
         let Some(frame) = frame(&bytes) else {
             continue;
         };
-        if frames
-            .send(StreamFrame { frame: Some(frame) })
-            .await
-            .is_err()
-        {
-            // The node's side is done; its last words are still on their way to the client.
-            std::future::pending::<()>().await;
-        }
+        send_or_wait(&frames, frame).await;
+    }
+}
+
+/// Sends a frame to the node. When the node's side is done, its last words are still on their
+/// way to the client: wait to be cancelled.
+async fn send_or_wait(frames: &mpsc::Sender<StreamFrame>, frame: Frame) {
+    let frame = StreamFrame { frame: Some(frame) };
+    if frames.send(frame).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -236,52 +217,172 @@ struct Size {
     height: u32,
 }
 
+fn resize(json: &[u8]) -> Option<Frame> {
+    let size: Size = serde_json::from_slice(json).ok()?;
+    Some(Frame::Resize(TerminalSize {
+        width: size.width,
+        height: size.height,
+    }))
+}
+
+fn stdin(data: Bytes) -> Frame {
+    Frame::Data(StreamData {
+        channel: Channel::Stdin.into(),
+        data,
+    })
+}
+
 /// What a client's message means to the node; nothing when it means nothing.
 fn frame(message: &Bytes) -> Option<Frame> {
     let (channel, bytes) = message.split_first()?;
     match *channel {
-        STDIN if !bytes.is_empty() => Some(Frame::Data(StreamData {
-            channel: Channel::Stdin.into(),
-            data: message.slice(1..),
-        })),
-        RESIZE => {
-            let size: Size = serde_json::from_slice(bytes).ok()?;
-            Some(Frame::Resize(TerminalSize {
-                width: size.width,
-                height: size.height,
-            }))
-        }
+        STDIN if !bytes.is_empty() => Some(stdin(message.slice(1..))),
+        RESIZE => resize(bytes),
         CLOSE if bytes == [STDIN] => Some(Frame::Close(Channel::Stdin.into())),
         _ => None,
+    }
+}
+
+async fn over_spdy(upgraded: Upgraded, stream: NodeStream, wanted: Wanted) {
+    let (source, sink) = channels::direct(upgraded);
+    let (accepted, streams) = mpsc::channel(8);
+    let session = async {
+        let opened = tokio::time::timeout(STREAMS_TIMEOUT, Opened::collect(streams, wanted));
+        match opened.await {
+            Ok(Some(opened)) => opened.carry(stream).await,
+            _ => tracing::debug!("a SPDY client did not open its streams"),
+        }
+    };
+    let mut connection = std::pin::pin!(spdy::serve(source, sink, accepted));
+    tokio::select! {
+        () = &mut connection => {}
+        // What was said last still has to go out.
+        () = session => connection.await,
+    }
+}
+
+/// The streams a SPDY client opened.
+struct Opened {
+    error: SpdyStream,
+    stdin: Option<SpdyStream>,
+    stdout: Option<SpdyStream>,
+    stderr: Option<SpdyStream>,
+    resize: Option<SpdyStream>,
+    /// Kept so that the connection stays up.
+    _streams: mpsc::Receiver<SpdyStream>,
+}
+
+impl Opened {
+    async fn collect(mut streams: mpsc::Receiver<SpdyStream>, wanted: Wanted) -> Option<Self> {
+        let (mut error, mut stdin, mut stdout, mut stderr, mut resize) =
+            (None, None, None, None, None);
+        loop {
+            let complete = error.is_some()
+                && stdin.is_some() >= wanted.stdin
+                && stdout.is_some() >= wanted.stdout
+                && stderr.is_some() >= wanted.stderr
+                && resize.is_some() >= wanted.tty;
+            if complete {
+                return Some(Self {
+                    error: error?,
+                    stdin,
+                    stdout,
+                    stderr,
+                    resize,
+                    _streams: streams,
+                });
+            }
+            let stream = streams.recv().await?;
+            let place = match stream.header("streamtype") {
+                "error" => &mut error,
+                "stdin" => &mut stdin,
+                "stdout" => &mut stdout,
+                "stderr" => &mut stderr,
+                "resize" => &mut resize,
+                _ => continue,
+            };
+            *place = Some(stream);
+        }
+    }
+
+    async fn carry(self, node: NodeStream) {
+        let NodeStream {
+            frames_in,
+            frames_out,
+        } = node;
+        let (mut in_, mut sizes) = (self.stdin, self.resize);
+        let input = async {
+            if let Some(stream) = &mut in_ {
+                while let Some(bytes) = stream.incoming.recv().await {
+                    send_or_wait(&frames_out, stdin(bytes)).await;
+                }
+                send_or_wait(&frames_out, Frame::Close(Channel::Stdin.into())).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let resizes = async {
+            if let Some(stream) = &mut sizes {
+                while let Some(bytes) = stream.incoming.recv().await {
+                    if let Some(frame) = resize(&bytes) {
+                        send_or_wait(&frames_out, frame).await;
+                    }
+                }
+            }
+            std::future::pending::<()>().await;
+        };
+        let output = output(
+            &self.error,
+            self.stdout.as_ref(),
+            self.stderr.as_ref(),
+            frames_in,
+        );
+        tokio::select! {
+            () = input => {}
+            () = resizes => {}
+            () = output => {}
+        }
+    }
+}
+
+/// The node's frames to the client's streams, until the final status.
+async fn output(
+    error: &SpdyStream,
+    stdout: Option<&SpdyStream>,
+    stderr: Option<&SpdyStream>,
+    mut frames: mpsc::Receiver<StreamFrame>,
+) {
+    let mut result = None;
+    while let Some(frame) = frames.recv().await {
+        let (stream, bytes) = match frame.frame {
+            Some(Frame::Data(data)) if data.channel() == Channel::Stderr => (stderr, data.data),
+            Some(Frame::Data(data)) => (stdout, data.data),
+            Some(Frame::Status(status)) => {
+                result = Some(status);
+                break;
+            }
+            _ => continue,
+        };
+        if let Some(stream) = stream
+            && stream.outgoing.send(bytes).await.is_err()
+        {
+            return;
+        }
+    }
+    let result = result.unwrap_or_else(no_result);
+    let mut ended = error.outgoing.send(result).await;
+    for stream in [Some(error), stdout, stderr].into_iter().flatten() {
+        if ended.is_ok() {
+            ended = stream.outgoing.finish().await;
+        }
+    }
+    if ended.is_err() {
+        tracing::trace!("the client left before the result");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_best_common_protocol_is_taken() {
-        let request = |protocols: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(UPGRADE, HeaderValue::from_static("WebSocket"));
-            headers.insert(
-                SEC_WEBSOCKET_KEY,
-                HeaderValue::from_static("dGhlIHNhbXBsZSBub25jZQ=="),
-            );
-            headers.insert(
-                SEC_WEBSOCKET_PROTOCOL,
-                HeaderValue::from_str(protocols).unwrap(),
-            );
-            headers
-        };
-        let both = handshake(&request("v4.channel.k8s.io, v5.channel.k8s.io"));
-        let both = both.ok().unwrap();
-        assert_eq!(both.protocol, "v5.channel.k8s.io");
-        assert_eq!(both.accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
-        assert_eq!(handshake(&request("x")).err().unwrap().code, 400);
-        assert_eq!(handshake(&HeaderMap::new()).err().unwrap().code, 400);
-    }
 
     #[test]
     fn messages_become_frames() {
