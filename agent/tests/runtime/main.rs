@@ -35,7 +35,11 @@ const CASES: &[Case] = cases![
     applies_user_and_capabilities
     filters_system_calls
     mounts_volumes
+    propagates_mounts
     keeps_devices_away
+    gives_privileged_containers_the_host
+    sizes_shared_memory_and_sets_sysctls
+    rotates_logs
     execs_with_pipes
     execs_on_a_terminal
     runs_on_a_terminal
@@ -293,6 +297,148 @@ async fn mounts_volumes() {
         std::fs::read_to_string(host.join("written")).unwrap(),
         "new\n"
     );
+    f.finish().await;
+}
+
+async fn propagates_mounts() {
+    let f = Fixture::new();
+    f.sandbox("a").await;
+    let host = f.path("volume");
+    let mounted = support::SharedMount::new(&host);
+    let script = "while ! test -e /slave/later/x; do sleep 0.01; done; echo slave; \
+        test -e /private/later/x || echo private; test -e /ro/below/x && echo below; \
+        touch /ro/below/y 2>&1; mount -t tmpfs both /shared/from && touch /shared/from/z; \
+        while ! test -e /slave/done; do sleep 0.01; done";
+    let mut spec = f.shell("a", script);
+    spec.capabilities_add = vec!["SYS_ADMIN".to_owned()];
+    let mount = |target: &str, propagation, readonly| Mount {
+        source: host.clone(),
+        target: target.into(),
+        readonly,
+        propagation,
+    };
+    spec.mounts = vec![
+        mount("/slave", Propagation::HostToContainer, false),
+        mount("/private", Propagation::Private, false),
+        mount("/shared", Propagation::Bidirectional, false),
+        mount("/ro", Propagation::Private, true),
+    ];
+    mounted.mount("below", "x");
+    f.runtime.create_container("a", spec).await.unwrap();
+    mounted.mount("later", "x");
+    let seen = async {
+        while !host.join("from/z").exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), seen)
+        .await
+        .expect("a mount of the container reaches the host");
+    std::fs::write(host.join("done"), "").unwrap();
+    f.wait("a-main").await;
+    let log = f.log("a");
+    for expected in [
+        "F slave",
+        "F private",
+        "F below",
+        "y: Read-only file system",
+    ] {
+        assert!(log.contains(expected), "no {expected:?} in\n{log}");
+    }
+    drop(mounted);
+    f.finish().await;
+}
+
+async fn gives_privileged_containers_the_host() {
+    let f = Fixture::new();
+    f.sandbox_with("a", |spec| {
+        spec.host_network = true;
+        spec.host_pid = true;
+        spec.host_ipc = true;
+    })
+    .await;
+    let mut spec = f.shell(
+        "a",
+        "echo pid=$$; hostname; readlink /proc/self/ns/net; readlink /proc/self/ns/ipc; \
+         mount -t tmpfs x /tmp && echo mounted; grep CapEff /proc/self/status; \
+         head -c 1 /proc/timer_list | wc -c; ls /dev/kmsg; sleep 1000 & exit 0",
+    );
+    spec.privileged = true;
+    spec.seccomp = Seccomp::RuntimeDefault;
+    f.run_spec("a", spec).await;
+    let log = f.log("a");
+    let own = |file: &str| {
+        std::fs::read_link(file)
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert!(log.contains(&own("/proc/self/ns/net")), "{log}");
+    assert!(log.contains(&own("/proc/self/ns/ipc")), "{log}");
+    assert!(
+        log.contains("F mounted") && log.contains("F /dev/kmsg"),
+        "{log}"
+    );
+    assert!(!log.contains("F pid=1\n"), "{log}");
+    let caps = std::fs::read_to_string("/proc/self/status").unwrap();
+    let caps = caps
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:\t"))
+        .unwrap();
+    assert!(log.contains(&format!("CapEff:\t{caps}")), "{log}");
+    // What it left behind is killed although the PID namespace is the host's.
+    f.finish().await;
+}
+
+async fn sizes_shared_memory_and_sets_sysctls() {
+    let f = Fixture::new();
+    f.sandbox_with("a", |spec| {
+        spec.shm_size = Some(1 << 20);
+        spec.sysctls
+            .insert("net.core.somaxconn".to_owned(), "777".to_owned());
+        spec.sysctls
+            .insert("kernel.shm_rmid_forced".to_owned(), "1".to_owned());
+    })
+    .await;
+    let script = "df /dev/shm | tail -1; cat /proc/sys/net/core/somaxconn \
+        /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_unprivileged_port_start";
+    f.run("a", script).await;
+    let log = f.log("a");
+    assert!(log.contains(" 1024 "), "{log}");
+    assert!(
+        log.contains("F 777\n") && log.contains("F 1\n") && log.contains("F 0\n"),
+        "{log}"
+    );
+    let refused = f.runtime.run_sandbox(pintle_agent::runtime::SandboxSpec {
+        pod_uid: "b".to_owned(),
+        sysctls: [("no.such".to_owned(), "1".to_owned())].into(),
+        ..pintle_agent::runtime::SandboxSpec::default()
+    });
+    let error = refused.await.unwrap_err();
+    assert!(error.to_string().contains("set sysctl no.such"), "{error}");
+    assert!(!f.runtime.sandbox_dir("b").exists());
+    f.finish().await;
+}
+
+async fn rotates_logs() {
+    let f = Fixture::new();
+    f.sandbox("a").await;
+    // 12 MiB of 1023-byte lines, of which the log makes a little more.
+    let script = "head -c 12582912 /dev/zero | tr '\\0' 'x' | fold -w 1023; echo; echo last";
+    f.run("a", script).await;
+    let size = |name: &str| {
+        std::fs::metadata(f.path("logs/a").join(name))
+            .map(|metadata| metadata.len())
+            .unwrap_or(0)
+    };
+    assert!(
+        size("0.log.1") > 9 << 20 && size("0.log.1") <= 10 << 20,
+        "{}",
+        size("0.log.1")
+    );
+    assert!(size("0.log") > 2 << 20 && size("0.log.2") == 0);
+    assert!(f.log("a").ends_with("stdout F last\n"));
     f.finish().await;
 }
 

@@ -195,6 +195,7 @@ fn busybox(root: &Path) {
     for name in [
         "sh", "cat", "ls", "sleep", "id", "hostname", "mkdir", "touch", "grep", "tr", "wc",
         "mount", "unshare", "mknod", "head", "tty", "stty", "ps", "readlink", "df", "tail", "true",
+        "fold",
     ] {
         std::os::unix::fs::symlink("busybox", root.join("bin").join(name)).unwrap();
     }
@@ -228,6 +229,38 @@ pub(crate) async fn read_until(terminal: &Terminal, text: &str) -> String {
         seen.push_str(&String::from_utf8_lossy(&buffer[..length]));
     }
     seen
+}
+
+/// A tmpfs on the host whose mounts propagate; gone when dropped.
+pub(crate) struct SharedMount(PathBuf);
+
+impl SharedMount {
+    pub(crate) fn new(path: &Path) -> Self {
+        use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+        fs::create_dir(path).unwrap();
+        mount("tmpfs", path, "tmpfs", MountFlags::empty(), None).unwrap();
+        let shared = Self(path.to_owned());
+        mount_change(path, MountPropagationFlags::SHARED).unwrap();
+        fs::create_dir(path.join("from")).unwrap();
+        fs::create_dir(path.join("later")).unwrap();
+        fs::create_dir(path.join("below")).unwrap();
+        shared
+    }
+
+    /// Mounts a tmpfs with a file below it.
+    pub(crate) fn mount(&self, dir: &str, file: &str) {
+        let path = self.0.join(dir);
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", &path, "tmpfs", flags, None).unwrap();
+        fs::write(path.join(file), "").unwrap();
+    }
+}
+
+impl Drop for SharedMount {
+    fn drop(&mut self) {
+        // Detaching takes what is mounted below along.
+        rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
 }
 
 /// Kills a shim the way an out-of-memory killer would.
