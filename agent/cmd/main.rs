@@ -1,3 +1,104 @@
-//! The `pintle` command.
+//! The `pintle` command: composition root of control plane, agent and shim.
+//!
+//! `pintle shim` is how the agent starts a pod's shim: that path leaves before any thread
+//! exists and never returns here. Everything else is parsed by [`cli`] and runs on tokio.
 
-fn main() {}
+mod admin;
+mod cli;
+mod config;
+mod down;
+mod image;
+mod instance;
+mod notify;
+mod status;
+mod table;
+mod telemetry;
+mod up;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, Parser};
+
+use crate::cli::{Cli, Command, Output};
+
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os();
+    if args.nth(1).is_some_and(|word| word == "shim") {
+        return pintle_shim::main(args);
+    }
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pintle: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::Up(up) => {
+            let settings = config::Settings::resolve(&cli.instance, &up)?;
+            if up.detach {
+                return notify::detach(&settings.data_dir.join("pintle.log"));
+            }
+            telemetry::install();
+            node_runtime()?.block_on(up::run(settings, notify::Ready::from_environment()))
+        }
+        Command::Down => command_runtime()?.block_on(down::down(&cli.instance)),
+        Command::Reset { yes } => command_runtime()?.block_on(down::reset(&cli.instance, yes)),
+        Command::Status { output } => {
+            command_runtime()?.block_on(status::run(&cli.instance.run_dir, output))
+        }
+        Command::Image(command) => {
+            command_runtime()?.block_on(image::run(&cli.instance.run_dir, command))
+        }
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "pintle", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Version { output } => version(output),
+    }
+}
+
+fn version(output: Output) -> Result<()> {
+    let (program, api) = (
+        env!("CARGO_PKG_VERSION"),
+        pintle_control_plane::run::KUBERNETES_VERSION,
+    );
+    let mut out = std::io::stdout();
+    match output {
+        Output::Text => writeln!(out, "pintle {program}\nKubernetes API {api}")?,
+        Output::Json => {
+            writeln!(
+                out,
+                "{}",
+                serde_json::json!({"pintle": program, "kubernetes": api})
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// For a node: few threads, since an idle one must cost nothing.
+fn node_runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("pintle")
+        .build()
+        .context("starting the async runtime")
+}
+
+fn command_runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the async runtime")
+}

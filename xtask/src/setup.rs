@@ -11,12 +11,13 @@ use anyhow::{Context, Result, bail};
 use crate::command::{find, is_root, output, quiet, run};
 
 /// What any task may need: a program, and the Debian package that brings it.
-const NEEDS: [(&str, &str); 6] = [
+const NEEDS: [(&str, &str); 7] = [
     ("cc", "gcc"),
     ("ip", "iproute2"),
     ("dpkg-deb", "dpkg"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("cpio", "cpio"),
+    ("depmod", "kmod"),
     ("docker-registry", "docker-registry"),
 ];
 

@@ -1,0 +1,172 @@
+//! The command line, as types. What each command does is in `run.rs`, `node.rs` and
+//! `image.rs`; this module only says what can be typed and teaches it through `--help`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use pintle_control_plane::Cidr;
+
+/// Kubernetes as one program: control plane and node for bare-metal Linux.
+#[derive(Debug, Parser)]
+#[command(
+    name = "pintle",
+    version,
+    max_term_width = 100,
+    after_help = "Start here:\n  \
+        pintle up                                  a whole cluster on this machine, as root\n  \
+        export KUBECONFIG=/etc/pintle/admin.kubeconfig\n  \
+        kubectl apply -f web.yaml                  in another terminal\n  \
+        pintle status                              what runs, and what is wrong"
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) instance: Instance,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Which instance a command speaks of: several may run on one machine.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Instance {
+    /// Where everything that outlives a reboot is kept
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        default_value = "/var/lib/pintle",
+        env = "PINTLE_DATA_DIR"
+    )]
+    pub(crate) data_dir: PathBuf,
+    /// Where sockets and other things of this boot are kept; it names the instance
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        default_value = "/run/pintle",
+        env = "PINTLE_RUN_DIR"
+    )]
+    pub(crate) run_dir: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start the control plane and this machine's node
+    ///
+    /// Runs in the foreground and prints `ready` when the node is Ready. Stop it with Ctrl-C or
+    /// SIGTERM: pods keep running, and the next `pintle up` adopts them. `pintle down` stops them.
+    Up(Box<Up>),
+    /// Stop the node and its pods and remove every trace on the host; keep the data
+    Down,
+    /// Like `down`, and delete the data directory: the cluster is gone
+    Reset {
+        /// Do not ask
+        #[arg(long, short = 'y')]
+        yes: bool,
+    },
+    /// Show what runs, what is wrong and how to mend it
+    Status {
+        /// Form of the output
+        #[arg(long, short, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+    /// List, fetch and remove the node's container images
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Print a completion script for a shell
+    ///
+    /// For bash: `pintle completion bash > /etc/bash_completion.d/pintle`
+    Completion {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the version of the program and of the Kubernetes API it serves
+    Version {
+        /// Form of the output
+        #[arg(long, short, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+}
+
+/// `pintle up`. A flag wins over the config file, which wins over the default.
+#[derive(Debug, Args)]
+pub(crate) struct Up {
+    /// Where to write the administrator's kubeconfig [default: /etc/pintle/admin.kubeconfig]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Address the API listens on [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) bind: Option<IpAddr>,
+    /// Port the API listens on [default: 6443]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: Option<u16>,
+    /// Name of this node [default: the host name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+    /// Address of this node [default: the source address of the default route]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) node_ip: Option<IpAddr>,
+    /// Addresses for pods, shared out among nodes as /24s [default: 10.244.0.0/16]
+    #[arg(long, value_name = "CIDR")]
+    pub(crate) pod_cidr: Option<Cidr>,
+    /// Addresses for Services [default: 10.96.0.0/16]
+    #[arg(long, value_name = "CIDR")]
+    pub(crate) service_cidr: Option<Cidr>,
+    /// Domain of the cluster's names [default: cluster.local]
+    #[arg(long, value_name = "DOMAIN")]
+    pub(crate) cluster_domain: Option<String>,
+    /// Settings in YAML; the README lists them
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Return when the node is Ready and leave it running in the background
+    #[arg(long)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Bring images in from OCI layouts or docker archives (a folder, .tar or .tar.gz)
+    Import {
+        /// What to import
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<PathBuf>,
+    },
+    /// Fetch an image from its registry
+    Pull {
+        /// Such as nginx:1.27
+        reference: String,
+    },
+    /// List the images of this node
+    #[command(alias = "list")]
+    Ls {
+        /// Form of the output
+        #[arg(long, short, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+    /// Remove images
+    #[command(alias = "remove")]
+    Rm {
+        /// References or image ids
+        #[arg(required = true)]
+        references: Vec<String>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    Text,
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,364 @@
+//! Flags, config file and defaults become one [`Settings`], checked as a whole before
+//! anything on the host is touched.
+//!
+//! `Settings` is also written to `DATA_DIR/instance.json`, so that `pintle down` knows what to
+//! remove when no process is left to ask.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use pintle_control_plane::{Cidr, ControlPlaneConfig};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::{Instance, Up};
+
+/// The config file; every field may be left out. Unknown fields are refused.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct ConfigFile {
+    kubeconfig: Option<PathBuf>,
+    bind: Option<IpAddr>,
+    port: Option<u16>,
+    node_name: Option<String>,
+    node_ip: Option<IpAddr>,
+    #[serde(default)]
+    node_labels: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "cidr_text::option::deserialize")]
+    pod_cidr: Option<Cidr>,
+    #[serde(default, deserialize_with = "cidr_text::option::deserialize")]
+    service_cidr: Option<Cidr>,
+    cluster_domain: Option<String>,
+    max_pods: Option<u32>,
+    pod_pids_limit: Option<u64>,
+    cgroup_parent: Option<PathBuf>,
+    #[serde(default)]
+    registries: BTreeMap<String, Registry>,
+    #[serde(default)]
+    dns: Dns,
+}
+
+/// How to reach one registry.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Registry {
+    #[serde(default)]
+    mirrors: Vec<String>,
+}
+
+/// The node's resolver.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Dns {
+    #[serde(default)]
+    upstreams: Vec<SocketAddr>,
+}
+
+/// Everything `pintle up` needs to know, complete and checked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) data_dir: PathBuf,
+    pub(crate) run_dir: PathBuf,
+    pub(crate) kubeconfig: PathBuf,
+    pub(crate) bind: IpAddr,
+    pub(crate) port: u16,
+    pub(crate) node_name: String,
+    pub(crate) node_ip: Option<IpAddr>,
+    pub(crate) node_labels: BTreeMap<String, String>,
+    #[serde(with = "cidr_text")]
+    pub(crate) pod_cidr: Cidr,
+    #[serde(with = "cidr_text")]
+    pub(crate) service_cidr: Cidr,
+    pub(crate) cluster_domain: String,
+    pub(crate) max_pods: u32,
+    pub(crate) pod_pids_limit: Option<u64>,
+    /// Where pods' cgroups go and the Service programs attach; `None`: the root of cgroup v2.
+    pub(crate) cgroup_parent: Option<PathBuf>,
+    pub(crate) registries: BTreeMap<String, Vec<String>>,
+    pub(crate) dns_upstreams: Vec<SocketAddr>,
+}
+
+/// Why settings cannot be used. Each names the option to change.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("--config {path}: cannot be read")]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("--config {path}: {reason}")]
+    Parse { path: PathBuf, reason: String },
+    #[error("--{option} `{value}`: {reason}")]
+    Value {
+        option: &'static str,
+        value: String,
+        reason: String,
+    },
+    #[error(transparent)]
+    ControlPlane(#[from] pintle_control_plane::config::ConfigError),
+    #[error("the host name cannot be read; give one with --node-name")]
+    HostName(#[source] nix::errno::Errno),
+    #[error("{path}: cannot be written")]
+    Save {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+}
+
+impl Settings {
+    /// Joins flags, the config file and defaults, and checks the result.
+    pub(crate) fn resolve(instance: &Instance, up: &Up) -> Result<Self, ConfigError> {
+        let defaults = ControlPlaneConfig::default();
+        let file = up
+            .config
+            .as_deref()
+            .map(read_file)
+            .transpose()?
+            .unwrap_or_default();
+        let node_name = match up.node_name.clone().or(file.node_name) {
+            Some(name) => name,
+            None => host_name()?,
+        };
+        let settings = Self {
+            data_dir: absolute("data-dir", &instance.data_dir)?,
+            run_dir: absolute("run-dir", &instance.run_dir)?,
+            kubeconfig: absolute(
+                "kubeconfig",
+                &up.kubeconfig
+                    .clone()
+                    .or(file.kubeconfig)
+                    .unwrap_or(defaults.kubeconfig),
+            )?,
+            bind: up.bind.or(file.bind).unwrap_or(defaults.bind),
+            port: up.port.or(file.port).unwrap_or(defaults.port),
+            node_name,
+            node_ip: up.node_ip.or(file.node_ip),
+            node_labels: file.node_labels,
+            pod_cidr: up.pod_cidr.or(file.pod_cidr).unwrap_or(defaults.pod_cidr),
+            service_cidr: up
+                .service_cidr
+                .or(file.service_cidr)
+                .unwrap_or(defaults.service_cidr),
+            cluster_domain: up
+                .cluster_domain
+                .clone()
+                .or(file.cluster_domain)
+                .unwrap_or(defaults.cluster_domain),
+            max_pods: file.max_pods.unwrap_or(110),
+            pod_pids_limit: file.pod_pids_limit,
+            cgroup_parent: file.cgroup_parent,
+            registries: file
+                .registries
+                .into_iter()
+                .map(|(host, it)| (host, it.mirrors))
+                .collect(),
+            dns_upstreams: file.dns.upstreams,
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// The control plane's part of the settings.
+    pub(crate) fn control_plane(&self) -> ControlPlaneConfig {
+        ControlPlaneConfig {
+            data_dir: self.data_dir.clone(),
+            bind: self.bind,
+            port: self.port,
+            service_cidr: self.service_cidr,
+            pod_cidr: self.pod_cidr,
+            cluster_domain: self.cluster_domain.clone(),
+            node_name: self.node_name.clone(),
+            kubeconfig: self.kubeconfig.clone(),
+            ..ControlPlaneConfig::default()
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        self.control_plane().check()?;
+        if self.pod_cidr.prefix() > 24 {
+            return Err(ConfigError::Value {
+                option: "pod-cidr",
+                value: self.pod_cidr.to_string(),
+                reason: "too small: each node gets a /24 of it".to_owned(),
+            });
+        }
+        if self.port == 0 {
+            return Err(ConfigError::Value {
+                option: "port",
+                value: "0".to_owned(),
+                reason: "give a port from 1 to 65535".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The mark on everything this instance makes on the host: eight hex digits of the hash of
+    /// its run directory.
+    pub(crate) fn instance_id(&self) -> String {
+        instance_id(&self.run_dir)
+    }
+
+    /// Writes `instance.json`, atomically.
+    pub(crate) fn save(&self) -> Result<(), ConfigError> {
+        let path = self.data_dir.join(INSTANCE_FILE);
+        let save = |source| ConfigError::Save {
+            path: path.clone(),
+            source,
+        };
+        let text = serde_json::to_vec_pretty(self).map_err(|error| save(error.into()))?;
+        let partial = path.with_extension("json.new");
+        std::fs::write(&partial, text).map_err(save)?;
+        std::fs::rename(&partial, &path).map_err(save)
+    }
+
+    /// Reads what the last `pintle up` of this instance used; `None` when it never ran.
+    pub(crate) fn load(instance: &Instance) -> Result<Option<Self>, ConfigError> {
+        let path = instance.data_dir.join(INSTANCE_FILE);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(ConfigError::Read { path, source }),
+        };
+        let settings = serde_json::from_slice(&text).map_err(|error| ConfigError::Parse {
+            path,
+            reason: error.to_string(),
+        })?;
+        Ok(Some(settings))
+    }
+}
+
+const INSTANCE_FILE: &str = "instance.json";
+
+/// See [`Settings::instance_id`].
+pub(crate) fn instance_id(run_dir: &Path) -> String {
+    use sha2::{Digest, Sha256};
+    use std::os::unix::ffi::OsStrExt;
+    let hash = Sha256::digest(run_dir.as_os_str().as_bytes());
+    hash.iter()
+        .take(4)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+fn read_file(path: &Path) -> Result<ConfigFile, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.to_path_buf(),
+        source,
+    })?;
+    if text.trim().is_empty() {
+        return Ok(ConfigFile::default());
+    }
+    serde_saphyr::from_str(&text).map_err(|error| ConfigError::Parse {
+        path: path.to_path_buf(),
+        reason: error.to_string(),
+    })
+}
+
+fn absolute(option: &'static str, path: &Path) -> Result<PathBuf, ConfigError> {
+    std::path::absolute(path).map_err(|error| ConfigError::Value {
+        option,
+        value: path.display().to_string(),
+        reason: error.to_string(),
+    })
+}
+
+fn host_name() -> Result<String, ConfigError> {
+    let name = nix::sys::utsname::uname().map_err(ConfigError::HostName)?;
+    Ok(name.nodename().to_string_lossy().to_lowercase())
+}
+
+/// Networks as text, in the config file and in `instance.json`.
+mod cidr_text {
+    use pintle_control_plane::Cidr;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(cidr: &Cidr, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(cidr)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Cidr, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(D::Error::custom)
+    }
+
+    pub(super) mod option {
+        use super::{Cidr, Deserializer};
+
+        pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+            deserializer: D,
+        ) -> Result<Option<Cidr>, D::Error> {
+            super::deserialize(deserializer).map(Some)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn resolve(args: &[&str]) -> Result<Settings, ConfigError> {
+        let mut words = vec!["pintle", "--run-dir", "/run/t", "up", "--node-name", "n1"];
+        words.extend(args);
+        let cli = Cli::try_parse_from(words).expect("parses");
+        let Command::Up(up) = cli.command else {
+            panic!("not `up`")
+        };
+        Settings::resolve(&cli.instance, &up)
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let settings = resolve(&[]).expect("resolves");
+        assert_eq!(settings.bind.to_string(), "127.0.0.1");
+        assert_eq!(settings.port, 6443);
+        assert_eq!(settings.pod_cidr.to_string(), "10.244.0.0/16");
+        assert_eq!(settings.service_cidr.to_string(), "10.96.0.0/16");
+        assert_eq!(settings.data_dir, PathBuf::from("/var/lib/pintle"));
+        assert_eq!(settings.instance_id().len(), 8);
+    }
+
+    #[test]
+    fn an_error_names_its_option() {
+        for (args, want) in [
+            (
+                ["--pod-cidr", "10.96.0.0/12"],
+                "--service-cidr 10.96.0.0/16 overlaps --pod-cidr 10.96.0.0/12",
+            ),
+            (
+                ["--pod-cidr", "10.1.0.0/25"],
+                "--pod-cidr `10.1.0.0/25`: too small",
+            ),
+            (["--port", "0"], "--port `0`"),
+            (
+                ["--cluster-domain", "Cluster_Local"],
+                "--cluster-domain Cluster_Local",
+            ),
+        ] {
+            let error = resolve(&args).expect_err("refused").to_string();
+            assert!(error.starts_with(want), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = dir.path().join("config.yaml");
+        std::fs::write(&file, "port: 7443\nnodeName: from-file\nregistries:\n  docker.io:\n    mirrors: [\"http://127.0.0.1:5000\"]\n")
+            .expect("written");
+        let file = file.to_str().expect("text");
+        let settings = resolve(&["--config", file, "--port", "8443"]).expect("resolves");
+        assert_eq!((settings.port, settings.node_name.as_str()), (8443, "n1"));
+        assert_eq!(settings.registries["docker.io"], ["http://127.0.0.1:5000"]);
+        std::fs::write(file, "prot: 1\n").expect("written");
+        let error = resolve(&["--config", file])
+            .expect_err("refused")
+            .to_string();
+        assert!(error.contains("prot"), "{error}");
+    }
+}

@@ -1,0 +1,216 @@
+//! `pintle up`: settings → checks → control plane → agent → ready → signal → drained.
+//!
+//! Nothing on the host changes before every check has passed. The control plane is built
+//! first because the agent joins it as any node would: with a token, over its port.
+
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result};
+use nix::fcntl::{Flock, FlockArg};
+use pintle_agent::{Agent, AgentConfig};
+use pintle_control_plane::ControlPlane;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Settings;
+use crate::instance::Running;
+use crate::{admin, notify};
+
+/// How long the parts may take to end after a signal.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Why `up` cannot start. Each names the way out.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UpError {
+    #[error(
+        "must run as root: a node makes namespaces, cgroups and BPF programs; try `sudo pintle up`"
+    )]
+    NotRoot,
+    #[error(
+        "--run-dir {0}: another instance uses it; stop it with `pintle down`, or give this one a --run-dir of its own"
+    )]
+    RunDirInUse(String),
+    #[error("--{option} {path}: cannot be used")]
+    Directory {
+        option: &'static str,
+        path: String,
+        source: std::io::Error,
+    },
+}
+
+/// Runs until a signal or `pintle down`.
+pub(crate) async fn run(settings: Settings, ready: notify::Ready) -> Result<()> {
+    let started_at = SystemTime::now();
+    if !nix::unistd::geteuid().is_root() {
+        return Err(UpError::NotRoot.into());
+    }
+    let host = pintle_agent::preflight::check(settings.cgroup_parent.as_deref())?;
+    directory("data-dir", &settings.data_dir)?;
+    directory("run-dir", &settings.run_dir)?;
+    let _lock = lock(&settings.run_dir)?;
+
+    let shutdown = CancellationToken::new();
+    let control_plane = ControlPlane::build(settings.control_plane()).await?;
+    settings.save()?;
+    let agent = Agent::build(agent_config(&settings, &control_plane, host.cgroup_root)).await?;
+    let running = Running::new(
+        settings.clone(),
+        control_plane.clone(),
+        agent.clone(),
+        started_at,
+        shutdown.clone(),
+    );
+
+    // Two groups, because they end one after the other: the agent's last status must still
+    // reach the control plane.
+    let (mut control, mut node) = (JoinSet::new(), JoinSet::new());
+    let control_stop = CancellationToken::new();
+    control.spawn({
+        let stop = control_stop.clone();
+        async move {
+            control_plane
+                .run(stop)
+                .await
+                .context("the control plane ended")
+        }
+    });
+    let mut node_ready = agent.ready();
+    node.spawn({
+        let stop = shutdown.clone();
+        async move { agent.run(stop).await.context("the agent ended") }
+    });
+    node.spawn({
+        let (run_dir, stop) = (settings.run_dir.clone(), shutdown.clone());
+        async move { admin::serve(running, &run_dir, stop).await }
+    });
+
+    let mut announced = false;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let outcome = loop {
+        tokio::select! {
+            // No part ends on its own unless something is wrong.
+            Some(ended) = control.join_next() => break ended.context("the control plane panicked").flatten(),
+            Some(ended) = node.join_next() => {
+                break ended.context("a part of the node panicked").flatten();
+            }
+            changed = node_ready.changed(), if !announced => {
+                changed.context("the agent ended before the node was ready")?;
+                if *node_ready.borrow_and_update() {
+                    announced = true;
+                    announce(&settings, ready)?;
+                }
+            }
+            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
+            () = shutdown.cancelled() => break Ok(()),
+        }
+    };
+    shutdown.cancel();
+    let drain = async {
+        while node.join_next().await.is_some() {}
+        control_stop.cancel();
+        while control.join_next().await.is_some() {}
+    };
+    if tokio::time::timeout(DRAIN, drain).await.is_err() {
+        tracing::warn!("some parts did not end within {DRAIN:?}; leaving them");
+    }
+    let socket = admin::socket_path(&settings.run_dir);
+    if let Err(error) = std::fs::remove_file(&socket) {
+        tracing::debug!(%error, "the admin socket was gone already");
+    }
+    outcome
+}
+
+/// What the agent is told. `pintle down` uses it too, with no control plane to ask.
+pub(crate) fn agent_config(
+    settings: &Settings,
+    control_plane: &ControlPlane,
+    cgroup_root: std::path::PathBuf,
+) -> AgentConfig {
+    AgentConfig {
+        server: format!("https://{}", control_plane.address()),
+        ca_pem: control_plane.ca_pem().to_owned(),
+        bootstrap_token: Some(control_plane.bootstrap_token()),
+        ..offline_agent_config(settings, cgroup_root)
+    }
+}
+
+/// The agent's settings without a control plane to join.
+pub(crate) fn offline_agent_config(
+    settings: &Settings,
+    cgroup_root: std::path::PathBuf,
+) -> AgentConfig {
+    let instance_id = settings.instance_id();
+    AgentConfig {
+        node_name: settings.node_name.clone(),
+        bpffs_dir: Path::new("/sys/fs/bpf").join(format!("pintle-{instance_id}")),
+        instance_id,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        cluster_domain: settings.cluster_domain.clone(),
+        cluster_dns: settings.control_plane().cluster_dns(),
+        pod_cidr: None,
+        cluster_cidr: settings.pod_cidr.to_string(),
+        service_cidr: settings.service_cidr.to_string(),
+        server: String::new(),
+        ca_pem: String::new(),
+        bootstrap_token: None,
+        data_dir: settings.data_dir.clone(),
+        run_dir: settings.run_dir.clone(),
+        cgroup_root,
+        registries: settings.registries.clone(),
+        dns_upstreams: settings.dns_upstreams.clone(),
+        shim_command: vec!["/proc/self/exe".into(), "shim".into()],
+        node_ip: settings.node_ip,
+        node_labels: settings.node_labels.clone(),
+        max_pods: settings.max_pods,
+        pod_pids_limit: settings.pod_pids_limit,
+    }
+}
+
+fn announce(settings: &Settings, ready: notify::Ready) -> Result<()> {
+    let kubeconfig = settings.kubeconfig.display().to_string();
+    ready.tell(&kubeconfig)?;
+    let mut out = std::io::stdout().lock();
+    if std::io::stdout().is_terminal() {
+        writeln!(out, "export KUBECONFIG={kubeconfig}")?;
+    } else {
+        writeln!(out, "{kubeconfig}")?;
+    }
+    writeln!(out, "ready")?;
+    out.flush()?;
+    notify::release_stdout()
+}
+
+fn directory(option: &'static str, path: &Path) -> Result<(), UpError> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| UpError::Directory {
+            option,
+            path: path.display().to_string(),
+            source,
+        })
+}
+
+/// Holds the run directory for this process's life.
+fn lock(run_dir: &Path) -> Result<Flock<File>> {
+    let path = run_dir.join("pintle.lock");
+    let file = File::create(&path).map_err(|source| UpError::Directory {
+        option: "run-dir",
+        path: run_dir.display().to_string(),
+        source,
+    })?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_file, error)| match error {
+        nix::errno::Errno::EWOULDBLOCK => {
+            UpError::RunDirInUse(run_dir.display().to_string()).into()
+        }
+        other => anyhow::Error::new(other).context(format!("locking {}", path.display())),
+    })
+}

@@ -1,0 +1,461 @@
+//! A real node for a test: the `pintle` binary in a network namespace, a cgroup and folders
+//! of its own, so that nothing of the machine's is touched and several can follow each other.
+//!
+//! The calling thread itself moves into the namespace and the whole test process into the
+//! cgroup: what it starts and the sockets it opens are then "on the node". Tests of one binary
+//! must therefore run one after another (`--test-threads=1`, which `cargo xtask test` gives).
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Longest wait for anything to become true. Generous: two busy cores, a debug build.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A node under test.
+pub struct Node {
+    dir: tempfile::TempDir,
+    cgroup: Cgroup,
+    child: Option<Child>,
+    kubectl: PathBuf,
+    /// Lines for the config file besides the harness's own.
+    config: String,
+}
+
+impl Node {
+    /// Starts a node and waits until it is ready; `None` (and a printed reason) where the
+    /// machine cannot run one.
+    pub fn start() -> Option<Self> {
+        Self::start_with("")
+    }
+
+    /// Like [`Node::start`], with more lines for the config file.
+    pub fn start_with(config: &str) -> Option<Self> {
+        let mut node = Self::prepare(config)?;
+        node.up();
+        Some(node)
+    }
+
+    /// Everything but `pintle up`.
+    pub fn prepare(config: &str) -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: needs root");
+            return None;
+        }
+        unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
+        for words in [
+            "link set lo up",
+            // A node needs an address of its own; the bridge has no port, so nothing leaves.
+            "link add up0 type bridge",
+            "address add 198.18.0.1/24 dev up0",
+            "link set up0 up",
+            "route add default via 198.18.0.254 dev up0",
+        ] {
+            run(Command::new("ip").args(words.split(' ')));
+        }
+        Some(Self {
+            dir: tempfile::tempdir().expect("a folder"),
+            cgroup: Cgroup::enter(),
+            child: None,
+            kubectl: path_kubectl(),
+            config: config.to_owned(),
+        })
+    }
+
+    /// Uses another kubectl from here on.
+    pub fn use_kubectl(&mut self, kubectl: PathBuf) {
+        self.kubectl = kubectl;
+    }
+
+    /// A path in the node's folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Process id of `pintle up`.
+    pub fn pid(&self) -> Pid {
+        let child = self.child.as_ref().expect("the node runs");
+        Pid::from_raw(i32::try_from(child.id()).expect("a pid"))
+    }
+
+    /// `pintle up` in the foreground, until it prints `ready`.
+    pub fn up(&mut self) {
+        let mut child = self
+            .up_command()
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("pintle starts");
+        let out = BufReader::new(child.stdout.take().expect("a pipe"));
+        self.child = Some(child);
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match receive.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) if line == "ready" => return,
+                Ok(_) => {}
+                Err(error) => panic!("pintle up is not ready ({error}):\n{}", self.log()),
+            }
+        }
+    }
+
+    /// The command line of this node's `pintle up`, its log appended to the node's.
+    pub fn up_command(&self) -> Command {
+        let config = self.path("config.yaml");
+        let parent = self.cgroup.path.display();
+        fs::write(
+            &config,
+            format!("cgroupParent: {parent}\nmaxPods: 50\n{}\n", self.config),
+        )
+        .expect("config file");
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.path("log"));
+        let mut command = self.pintle(&["up", "--node-name", "node1"]);
+        command
+            .arg("--config")
+            .arg(config)
+            .arg("--kubeconfig")
+            .arg(self.path("kubeconfig"));
+        command.stdin(Stdio::null()).stderr(log.expect("log file"));
+        command
+    }
+
+    /// A `pintle` command for this node's instance.
+    pub fn pintle(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(pintle_binary());
+        command.args(args);
+        command
+            .arg("--data-dir")
+            .arg(self.path("data"))
+            .arg("--run-dir")
+            .arg(self.path("run"));
+        command
+    }
+
+    /// What the node logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Ends `pintle up` by a signal and waits for it.
+    pub fn signal(&mut self, signal: Signal) {
+        kill(self.pid(), signal).expect("signal sent");
+        if let Some(mut child) = self.child.take() {
+            child.wait().expect("pintle ended");
+        }
+    }
+
+    /// `pintle down`, and the foreground process's end.
+    pub fn down(&mut self) -> Output {
+        let output = self.pintle(&["down"]).output().expect("pintle down runs");
+        if let Some(mut child) = self.child.take() {
+            child.wait().expect("pintle ended");
+        }
+        output
+    }
+
+    /// Brings the demo's images in.
+    pub fn import_images(&self) {
+        let mut command = self.pintle(&["image", "import"]);
+        for name in ["nginx-1.27", "nginx-1.28", "busybox-1.36"] {
+            command.arg(workspace().join(format!("target/images/{name}.tar")));
+        }
+        run(&mut command);
+    }
+
+    /// Runs kubectl and gives what it printed; panics when it fails.
+    pub fn kubectl(&self, line: &str) -> String {
+        let out = self.try_kubectl(line);
+        assert!(
+            out.status.success(),
+            "kubectl {line}: {}{}\n--- log ---\n{}",
+            text(&out.stdout),
+            text(&out.stderr),
+            self.log_tail()
+        );
+        text(&out.stdout)
+    }
+
+    /// Runs kubectl, which must fail, and gives its words.
+    pub fn kubectl_fails(&self, line: &str) -> String {
+        let out = self.try_kubectl(line);
+        assert!(
+            !out.status.success(),
+            "kubectl {line} succeeded: {}",
+            text(&out.stdout)
+        );
+        text(&out.stderr)
+    }
+
+    /// Runs kubectl with words split at spaces.
+    pub fn try_kubectl(&self, line: &str) -> Output {
+        self.kubectl_command(line).output().expect("kubectl runs")
+    }
+
+    /// Runs kubectl with `input` as its standard input.
+    pub fn kubectl_stdin(&self, line: &str, input: &str) -> Output {
+        use std::io::Write;
+        let mut child = self
+            .kubectl_command(line)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("kubectl starts");
+        let mut pipe = child.stdin.take().expect("a pipe");
+        pipe.write_all(input.as_bytes()).expect("kubectl reads");
+        drop(pipe);
+        child.wait_with_output().expect("kubectl ends")
+    }
+
+    /// A kubectl command for this cluster.
+    pub fn kubectl_command(&self, line: &str) -> Command {
+        let mut command = Command::new(&self.kubectl);
+        command.arg("--kubeconfig").arg(self.path("kubeconfig"));
+        // Discovery caches go with the node.
+        command.arg("--cache-dir").arg(self.path("kube-cache"));
+        command.args(line.split(' ').filter(|word| !word.is_empty()));
+        command
+    }
+
+    /// Waits until `what` is true.
+    pub fn wait(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(self) {
+            assert!(
+                Instant::now() < deadline,
+                "waited {PATIENCE:?} for: {what}\n{}\n--- log ---\n{}",
+                text(
+                    &self
+                        .try_kubectl("get deploy,rs,pods,events -A -o wide")
+                        .stdout
+                ),
+                self.log_tail()
+            );
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+    }
+
+    /// One field of `kubectl get … -o jsonpath=…`, trimmed.
+    pub fn field(&self, object: &str, path: &str) -> String {
+        let out = self.try_kubectl(&format!("get {object} -o jsonpath={path}"));
+        text(&out.stdout).trim().to_owned()
+    }
+
+    /// Names, or other fields, of a list.
+    pub fn fields(&self, objects: &str, path: &str) -> Vec<String> {
+        self.field(objects, path)
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// The mark of this instance on host objects.
+    pub fn instance_id(&self) -> String {
+        use sha2::{Digest, Sha256};
+        use std::os::unix::ffi::OsStrExt;
+        let hash = Sha256::digest(self.path("run").as_os_str().as_bytes());
+        hash.iter()
+            .take(4)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+
+    /// What of this instance's is on the host: links, cgroups, mounts, pins, shims.
+    pub fn traces(&self) -> Vec<String> {
+        let id = self.instance_id();
+        let mut found = Vec::new();
+        let links = text(
+            &Command::new("ip")
+                .args(["-d", "-o", "link"])
+                .output()
+                .expect("ip")
+                .stdout,
+        );
+        found.extend(
+            links
+                .lines()
+                .filter(|line| !line.contains(" lo:") && !line.contains(" up0:"))
+                .map(|line| format!("link {line}")),
+        );
+        found.extend(walk(&self.cgroup.path).into_iter().filter_map(|path| {
+            let name = path.strip_prefix(&self.cgroup.path).ok()?.to_str()?;
+            (name != "host").then(|| format!("cgroup {name}"))
+        }));
+        let dir = self.dir.path().display().to_string();
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
+        found.extend(
+            mounts
+                .lines()
+                .filter(|line| line.contains(&dir))
+                .map(|line| format!("mount {line}")),
+        );
+        let pins = PathBuf::from(format!("/sys/fs/bpf/pintle-{id}"));
+        if pins.exists() {
+            found.push(format!("pins {}", pins.display()));
+        }
+        found.extend(
+            self.processes()
+                .into_iter()
+                .map(|line| format!("process {line}")),
+        );
+        found
+    }
+
+    /// Processes of this instance: those that speak of its folder.
+    fn processes(&self) -> Vec<String> {
+        let dir = self.dir.path().display().to_string();
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").expect("proc").flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Ok(pid) = name.parse::<u32>() else {
+                continue;
+            };
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let line = text(&line).replace('\0', " ");
+            if line.contains(&dir) && pid != std::process::id() {
+                found.push(format!("{pid} {line}"));
+            }
+        }
+        found
+    }
+
+    fn log_tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- log of the node ---\n{}", self.log_tail());
+        }
+        let _output = self.pintle(&["down"]).output();
+        if let Some(mut child) = self.child.take() {
+            let _killed = child.kill();
+            let _ended = child.wait();
+        }
+    }
+}
+
+/// The cgroup of one node; the test process lives in its `host` child meanwhile.
+struct Cgroup {
+    path: PathBuf,
+    before: PathBuf,
+}
+
+impl Cgroup {
+    fn enter() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
+        let root = mounts
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>())
+            .find(|words| words.get(2) == Some(&"cgroup2"))
+            .map(|words| PathBuf::from(words[1]))
+            .expect("cgroup v2 is mounted");
+        let own = fs::read_to_string("/proc/self/cgroup").expect("own cgroup");
+        let own = own
+            .lines()
+            .find_map(|line| line.strip_prefix("0::"))
+            .expect("a v2 cgroup");
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = root.join(format!("pintle-test-{}-{number}", std::process::id()));
+        fs::create_dir_all(path.join("host")).expect("a cgroup");
+        let before = root.join(own.trim_start_matches('/'));
+        fs::write(
+            path.join("host/cgroup.procs"),
+            std::process::id().to_string(),
+        )
+        .expect("moved");
+        Self { path, before }
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _moved = fs::write(
+            self.before.join("cgroup.procs"),
+            std::process::id().to_string(),
+        );
+        let _killed = fs::write(self.path.join("cgroup.kill"), "1");
+        for path in walk(&self.path).into_iter().rev() {
+            let _removed = fs::remove_dir(path);
+        }
+        let _removed = fs::remove_dir(&self.path);
+    }
+}
+
+/// Every folder below `root`, parents before children.
+fn walk(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut queue = vec![root.to_path_buf()];
+    while let Some(dir) = queue.pop() {
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                found.push(entry.path());
+                queue.push(entry.path());
+            }
+        }
+    }
+    found
+}
+
+/// The binary under test: the release one when `cargo xtask test` names it, else Cargo's.
+pub fn pintle_binary() -> PathBuf {
+    std::env::var_os("PINTLE_BIN").map_or_else(
+        || PathBuf::from(env!("CARGO_BIN_EXE_pintle")),
+        PathBuf::from,
+    )
+}
+
+/// Root of the workspace.
+pub fn workspace() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The kubectl on the PATH.
+fn path_kubectl() -> PathBuf {
+    std::env::var_os("PINTLE_TEST_KUBECTL").map_or_else(|| PathBuf::from("kubectl"), PathBuf::from)
+}
+
+/// Debian's kubectl 1.20, which `cargo xtask setup` unpacks.
+pub fn debian_kubectl() -> PathBuf {
+    workspace().join("target/tools/kubernetes-client/usr/bin/kubectl")
+}
+
+/// Runs a command that must succeed and gives its output.
+pub fn run(command: &mut Command) -> String {
+    let out = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(
+        out.status.success(),
+        "{command:?}: {}{}",
+        text(&out.stdout),
+        text(&out.stderr)
+    );
+    text(&out.stdout)
+}
+
+/// Bytes as text.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

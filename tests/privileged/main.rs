@@ -1,0 +1,22 @@
+//! End-to-end tests: the real `pintle` binary, the real kubectl, real namespaces, as root.
+//!
+//! One module per story. They run one after another (see `harness::node`) and clean up, so a
+//! second run sees the same machine.
+#![expect(missing_docs, unreachable_pub, reason = "a test binary has no users")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test may panic and print"
+)]
+
+mod bad_input;
+mod crash;
+mod journey;
+mod life_cycle;
+
+/// What the stories share.
+#[path = "../harness"]
+mod harness {
+    pub mod http;
+    pub mod node;
+}
