@@ -216,6 +216,18 @@ impl Agent {
         let runtime_events = inner.runtime.events();
         let adopted = inner.runtime.adopt().await?;
         tracing::info!(pods = adopted.len(), "adopted running pods");
+        // What an agent that was killed had prepared and never started.
+        let live: Vec<String> = adopted
+            .iter()
+            .flat_map(|sandbox| &sandbox.containers)
+            .map(|container| container.id.clone())
+            .collect();
+        if let Err(error) = inner.images.gc(&live).await {
+            tracing::warn!(
+                error = describe::chain(&error),
+                "cannot collect unused images"
+            );
+        }
         inner.health.set("runtime", String::new());
         supervisor.spawn("session", Kind::Essential, parts.link.run(shutdown.clone()));
         supervisor.spawn(

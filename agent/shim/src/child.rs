@@ -169,9 +169,6 @@ pub(crate) fn exec(context: &Exec<'_>) -> ! {
 
 fn prepare_exec(context: &Exec<'_>) -> Result<Identity, SetupError> {
     begin()?;
-    // Until exec this process is visible in the container; its memory and
-    // /proc/PID/exe are the host's.
-    sys::prctl(libc::PR_SET_DUMPABLE, 0, 0).map_err(step("hide from the container"))?;
     setns(
         context.target,
         CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWCGROUP,
@@ -201,6 +198,9 @@ fn prepare_exec(context: &Exec<'_>) -> Result<Identity, SetupError> {
 fn begin() -> Result<(), SetupError> {
     sys::reset_signals().map_err(step("reset signals"))?;
     rustix::process::setsid().map_err(step("start a session"))?;
+    // Until exec this process may be seen from containers; its memory and
+    // /proc/PID/exe are the host's.
+    sys::prctl(libc::PR_SET_DUMPABLE, 0, 0).map_err(step("hide from containers"))?;
     rustix::process::umask(Mode::empty());
     Ok(())
 }

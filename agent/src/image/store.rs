@@ -409,7 +409,9 @@ impl Disk {
                 .collect();
             // Out of the index first: a directory without an entry is removed
             // at the next start, an entry without a directory would be wrong.
-            self.save(&index)?;
+            if !orphans.is_empty() {
+                self.save(&index)?;
+            }
             (orphans, blobs)
         };
         for number in orphans {

@@ -428,9 +428,7 @@ async fn rotates_logs() {
     let script = "head -c 12582912 /dev/zero | tr '\\0' 'x' | fold -w 1023; echo; echo last";
     f.run("a", script).await;
     let size = |name: &str| {
-        std::fs::metadata(f.path("logs/a").join(name))
-            .map(|metadata| metadata.len())
-            .unwrap_or(0)
+        std::fs::metadata(f.path("logs/a").join(name)).map_or(0, |metadata| metadata.len())
     };
     assert!(
         size("0.log.1") > 9 << 20 && size("0.log.1") <= 10 << 20,
