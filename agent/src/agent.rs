@@ -224,7 +224,7 @@ impl Agent {
             .collect();
         if let Err(error) = inner.images.gc(&live).await {
             tracing::warn!(
-                error = describe::chain(&error),
+                error = crate::describe::chain(&error),
                 "cannot collect unused images"
             );
         }
