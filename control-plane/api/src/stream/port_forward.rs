@@ -177,27 +177,25 @@ async fn carry(data: SpdyStream, node: NodeStream) -> Option<Status> {
         std::future::pending::<()>().await;
     };
     let from_pod = async {
-        let mut failure = None;
+        let (mut failure, mut finished) = (None, false);
         while let Some(frame) = frames_in.recv().await {
-            match frame.frame {
-                Some(Frame::Data(data)) => {
-                    if outgoing.send(data.data).await.is_err() {
-                        return None;
-                    }
-                }
-                Some(Frame::Close(_)) => {
-                    if outgoing.finish().await.is_err() {
-                        return None;
-                    }
+            let passed_on = match frame.frame {
+                Some(Frame::Data(data)) => outgoing.send(data.data).await,
+                Some(Frame::Close(_)) if !finished => {
+                    finished = true;
+                    outgoing.finish().await
                 }
                 Some(Frame::Status(status)) => {
                     failure = failure_of(&status);
                     break;
                 }
-                _ => {}
+                _ => Ok(()),
+            };
+            if passed_on.is_err() {
+                return None;
             }
         }
-        if outgoing.finish().await.is_err() {
+        if !finished && outgoing.finish().await.is_err() {
             tracing::trace!("the client ended first");
         }
         failure

@@ -248,9 +248,10 @@ async fn over_spdy(upgraded: Upgraded, stream: NodeStream, wanted: Wanted) {
     let (accepted, streams) = mpsc::channel(8);
     let session = async {
         let opened = tokio::time::timeout(STREAMS_TIMEOUT, Opened::collect(streams, wanted));
-        match opened.await {
-            Ok(Some(opened)) => opened.carry(stream).await,
-            _ => tracing::debug!("a SPDY client did not open its streams"),
+        if let Ok(Some(opened)) = opened.await {
+            opened.carry(stream).await;
+        } else {
+            tracing::debug!("a SPDY client did not open its streams");
         }
     };
     let mut connection = std::pin::pin!(spdy::serve(source, sink, accepted));

@@ -110,7 +110,11 @@ pub(super) async fn upgraded(upgrade: OnUpgrade) -> Option<Upgraded> {
 mod tests {
     use super::*;
 
-    fn request(upgrade: &'static str, header: HeaderName, protocols: &[&'static str]) -> HeaderMap {
+    fn request(
+        upgrade: &'static str,
+        header: &HeaderName,
+        protocols: &[&'static str],
+    ) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(UPGRADE, HeaderValue::from_static(upgrade));
         headers.insert(
@@ -118,7 +122,7 @@ mod tests {
             HeaderValue::from_static("dGhlIHNhbXBsZSBub25jZQ=="),
         );
         for protocol in protocols {
-            headers.append(&header, HeaderValue::from_static(protocol));
+            headers.append(header, HeaderValue::from_static(protocol));
         }
         headers
     }
@@ -126,7 +130,7 @@ mod tests {
     #[test]
     fn the_best_common_protocol_is_taken() {
         let (ws, spdy) = (["v5", "v4"], ["v4"]);
-        let both = request("WebSocket", SEC_WEBSOCKET_PROTOCOL, &["v4, v5"]);
+        let both = request("WebSocket", &SEC_WEBSOCKET_PROTOCOL, &["v4, v5"]);
         let agreement = agree(&both, &ws, &spdy).unwrap();
         assert_eq!(agreement.transport, Transport::WebSocket);
         let headers = agreement.response.headers();
@@ -136,12 +140,12 @@ mod tests {
             "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
         );
 
-        let old = request("SPDY/3.1", STREAM_PROTOCOL, &["v3", "v4"]);
+        let old = request("SPDY/3.1", &STREAM_PROTOCOL, &["v3", "v4"]);
         let agreement = agree(&old, &ws, &spdy).unwrap();
         assert_eq!(agreement.transport, Transport::Spdy);
         assert_eq!(agreement.response.headers()[STREAM_PROTOCOL], "v4");
 
-        let unknown = request("SPDY/3.1", STREAM_PROTOCOL, &["v1"]);
+        let unknown = request("SPDY/3.1", &STREAM_PROTOCOL, &["v1"]);
         assert_eq!(agree(&unknown, &ws, &spdy).unwrap_err().code, 403);
         assert_eq!(agree(&HeaderMap::new(), &ws, &spdy).unwrap_err().code, 400);
     }
