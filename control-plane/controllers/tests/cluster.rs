@@ -63,6 +63,7 @@ struct Cluster {
     client: Client,
     changes: watch::Receiver<u64>,
     stop: CancellationToken,
+    controllers: CancellationToken,
     tasks: JoinSet<()>,
     _directory: tempfile::TempDir,
 }
@@ -103,11 +104,8 @@ impl Cluster {
         let client = server.client(UserInfo::new("admin", &["system:masters"]));
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
-        {
-            let config = ControllersConfig::new(client.clone(), "10.244.0.0/16", "PEM");
-            let stop = stop.clone();
-            tasks.spawn(async move { pintle_controllers::run(config, stop).await.unwrap() });
-        }
+        let controllers = stop.child_token();
+        tasks.spawn(control(client.clone(), controllers.clone()));
         {
             let (config, stop) = (SchedulerConfig::new(client.clone()), stop.clone());
             tasks.spawn(async move { pintle_scheduler::run(config, stop).await.unwrap() });
@@ -133,6 +131,7 @@ impl Cluster {
             client,
             changes,
             stop,
+            controllers,
             tasks,
             _directory: directory,
         };
@@ -150,6 +149,14 @@ impl Cluster {
         while let Some(ended) = self.tasks.join_next().await {
             ended.unwrap();
         }
+    }
+
+    /// Stops the controllers in the middle of whatever they do, and starts them again.
+    fn restart_controllers(&mut self) {
+        self.controllers.cancel();
+        self.controllers = self.stop.child_token();
+        self.tasks
+            .spawn(control(self.client.clone(), self.controllers.clone()));
     }
 
     /// Waits until the API shows what is wanted.
@@ -185,6 +192,9 @@ impl Cluster {
         }
         for pod in self.all::<Pod>() {
             lines.push(format!("{:?} {:?}", pod.metadata.name, pod.status));
+        }
+        for node in self.all::<Node>() {
+            lines.push(format!("{:?} {:?}", node.metadata.name, node.spec));
         }
         for event in self.all::<Event>() {
             lines.push(format!("{:?} {:?}", event.reason, event.message));
@@ -303,6 +313,11 @@ fn annotation(
         .as_ref()?
         .get(&format!("deployment.kubernetes.io/{name}"))
         .cloned()
+}
+
+async fn control(client: Client, stop: CancellationToken) {
+    let config = ControllersConfig::new(client, "10.244.0.0/16", "PEM");
+    pintle_controllers::run(config, stop).await.unwrap();
 }
 
 /// Tells the waiting test of every change of a kind.
@@ -728,6 +743,67 @@ async fn nodes_get_ranges_and_a_pending_pod_wakes_when_the_reason_goes() {
         .unwrap();
     cluster
         .until("the pod", || cluster.web_is_complete(1))
+        .await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn controllers_may_be_stopped_at_any_moment() {
+    let mut cluster = Cluster::start().await;
+    cluster.create_web(20).await;
+    for pods in [1, 5, 12, 20] {
+        cluster
+            .until("some pods", || cluster.all::<Pod>().len() >= pods)
+            .await;
+        cluster.restart_controllers();
+    }
+    cluster
+        .until("20 pods", || {
+            cluster.web_is_complete(20) && cluster.all::<Pod>().len() == 20
+        })
+        .await;
+    cluster
+        .client
+        .delete::<Deployment>(Some("default"), "web", &DeleteParams::default())
+        .await
+        .unwrap();
+    cluster.restart_controllers();
+    cluster
+        .until("nothing left", || {
+            cluster.all::<Pod>().is_empty() && cluster.all::<ReplicaSet>().is_empty()
+        })
+        .await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_leave_a_node_they_do_not_tolerate() {
+    let cluster = Cluster::start().await;
+    cluster.create_web(2).await;
+    cluster.until("2 pods", || cluster.web_is_complete(2)).await;
+    let before: BTreeSet<_> = cluster
+        .all::<Pod>()
+        .iter()
+        .map(|pod| pod.metadata.name.clone())
+        .collect();
+    cluster.add_node("node2").await;
+    let taint = json!({"spec": {"taints": [{"key": "repair", "effect": "NoExecute"}]}});
+    cluster
+        .client
+        .patch::<Node>(None, "node1", &Patch::Merge(taint), None)
+        .await
+        .unwrap();
+    cluster
+        .until("others on the other node", || {
+            let pods = cluster.all::<Pod>();
+            cluster.web_is_complete(2)
+                && pods.len() == 2
+                && pods.iter().all(|pod| {
+                    !before.contains(&pod.metadata.name)
+                        && pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref())
+                            == Some("node2")
+                })
+        })
         .await;
     cluster.stop().await;
 }

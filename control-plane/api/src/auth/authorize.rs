@@ -40,6 +40,7 @@ const CONTROLLERS: &[&str] = &[
     "service-account-controller",
     "service-controller",
     "statefulset-controller",
+    "taint-eviction-controller",
     "ttl-controller",
 ];
 
