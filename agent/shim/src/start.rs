@@ -56,9 +56,17 @@ pub(crate) fn start(dir: &Path) -> Result<(), StartError> {
         source,
     })?;
     drop(text);
-    if !sys::fork().map_err(step("fork"))? {
+    // Born in its cgroup: moving there afterwards waits for an RCU grace
+    // period, which is most of the time a sandbox would take to start.
+    let cgroup = sandbox.cgroup.join("shim");
+    let cgroup = open(&cgroup, OFlags::PATH | OFlags::DIRECTORY)
+        .map_err(step(&format!("open cgroup {}", cgroup.display())))?;
+    if let sys::Fork::Parent { .. } =
+        sys::clone3(0, Some(cgroup.as_fd())).map_err(step("fork into the pod's cgroup"))?
+    {
         return Ok(());
     }
+    drop(cgroup);
     // From here on errors go to the agent on standard output.
     match prepare(dir, sandbox) {
         Ok(server) => {
@@ -79,12 +87,12 @@ fn announce(line: &str) {
     }
 }
 
-fn open(path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+fn open(path: impl rustix::path::Arg, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
 fn prepare(dir: &Path, sandbox: Sandbox) -> Result<Server, StartError> {
-    leave_agent(dir, &sandbox)?;
+    leave_agent(dir)?;
     let spec = &sandbox.spec;
     make_namespaces(spec)?;
     if spec.share_process_namespace && !spec.host_pid {
@@ -96,11 +104,9 @@ fn prepare(dir: &Path, sandbox: Sandbox) -> Result<Server, StartError> {
     Server::new(dir.to_owned(), sandbox, listener)
 }
 
-fn leave_agent(dir: &Path, sandbox: &Sandbox) -> Result<(), StartError> {
+fn leave_agent(dir: &Path) -> Result<(), StartError> {
     rustix::process::setsid().map_err(step("start a session"))?;
     sys::set_name(c"pintle-shim");
-    let procs = sandbox.cgroup.join("shim/cgroup.procs");
-    fs::write(&procs, "0").map_err(step(&format!("enter cgroup {}", procs.display())))?;
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(step("become subreaper"))?;
     // The last to be killed for memory; hosts may refuse.
     let _refused = fs::write("/proc/self/oom_score_adj", "-998");
