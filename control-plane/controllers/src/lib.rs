@@ -88,7 +88,7 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<(), ControllersError> {
     let ranges = node::ranges::NodeRanges::new(&config.pod_cidr, config.node_cidr_mask)?;
-    let mut host = Host::new(config.client, Clock::system(), shutdown);
+    let mut host = Host::new(config.client, Clock::system(), &shutdown);
     node::ipam::NodeIpam::start(&mut host, ranges);
     node::lifecycle::NodeLifecycle::start(&mut host, config.node_grace);
     node::taint_eviction::TaintEviction::start(&mut host);

@@ -55,11 +55,12 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    pub(crate) fn new(client: Client, clock: Clock, shutdown: CancellationToken) -> Self {
+    pub(crate) fn new(client: Client, clock: Clock, shutdown: &CancellationToken) -> Self {
         Self {
             client,
             clock,
-            shutdown,
+            // Of our own, because a controller that panics stops the others too.
+            shutdown: shutdown.child_token(),
             tasks: JoinSet::new(),
         }
     }
@@ -124,7 +125,16 @@ impl Host {
             for _ in 0..workers {
                 running.spawn(worker(Arc::clone(&reconciler), queue.clone()));
             }
-            shutdown.cancelled().await;
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                // Workers end only by panicking before the queue is closed.
+                Some(Err(error)) = running.join_next() => {
+                    tracing::error!(controller = R::NAME, %error, "a worker ended badly");
+                    if let Ok(panic) = error.try_into_panic() {
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+            }
             queue.close();
             while let Some(ended) = running.join_next().await {
                 if let Err(error) = ended {
