@@ -15,6 +15,8 @@ pub mod logs;
 pub mod outcome;
 pub mod port_forward;
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use pintle_proto::node::open_stream::Target;
 use pintle_proto::node::{Channel, OpenStream, StreamData, StreamFrame, stream_frame::Frame};
@@ -33,6 +35,8 @@ use outcome::Outcome;
 
 /// Frames that may be under way to the server.
 const FRAMES: usize = 16;
+/// How long the last frames may take to the server.
+const LAST_FRAMES: Duration = Duration::from_secs(10);
 
 /// The room.
 #[derive(Clone, Debug)]
@@ -123,7 +127,7 @@ impl Streams {
         };
         let (sender, frames) = Sender::channel();
         let greeted = sender.frame(Frame::StreamId(request.stream_id)).await;
-        let incoming = match client.stream(ReceiverStream::new(frames)).await {
+        let mut incoming = match client.stream(ReceiverStream::new(frames)).await {
             Ok(response) => response.into_inner(),
             Err(status) => {
                 tracing::debug!(%status, "the control plane does not take the stream");
@@ -134,7 +138,7 @@ impl Streams {
             return;
         }
         let outcome = match request.target {
-            Some(target) => self.target(target, incoming, &sender).await,
+            Some(target) => self.target(target, &mut incoming, &sender).await,
             None => Outcome::BadRequest("the stream has no target".to_owned()),
         };
         if sender
@@ -144,12 +148,18 @@ impl Streams {
         {
             tracing::trace!("the stream ended first");
         }
+        drop(sender);
+        // Dropping the call while frames are on their way would reset it, and they with it.
+        let drained = async { while let Ok(Some(_)) = incoming.message().await {} };
+        if tokio::time::timeout(LAST_FRAMES, drained).await.is_err() {
+            tracing::debug!("the control plane did not end the stream");
+        }
     }
 
     async fn target(
         &self,
         target: Target,
-        incoming: Streaming<StreamFrame>,
+        incoming: &mut Streaming<StreamFrame>,
         sender: &Sender,
     ) -> Outcome {
         match target {

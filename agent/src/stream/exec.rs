@@ -32,7 +32,7 @@ pub async fn exec(
     target: &ExecTarget,
     uid: &str,
     run: &str,
-    incoming: Streaming<StreamFrame>,
+    incoming: &mut Streaming<StreamFrame>,
     sender: &Sender,
 ) -> Outcome {
     let spec = ExecSpec {
@@ -100,7 +100,7 @@ pub async fn attach(
     target: &AttachTarget,
     uid: &str,
     run: &str,
-    incoming: Streaming<StreamFrame>,
+    incoming: &mut Streaming<StreamFrame>,
     sender: &Sender,
 ) -> Outcome {
     let session = match runtime.attach(uid, run).await {
@@ -159,7 +159,7 @@ async fn race<T>(
 /// Frames of the user to the process; true when the user has gone, false when only the input
 /// has ended.
 async fn to_process(
-    mut incoming: Streaming<StreamFrame>,
+    incoming: &mut Streaming<StreamFrame>,
     mut input: Input<'_>,
     terminal: Option<&Terminal>,
 ) -> bool {

@@ -27,7 +27,7 @@ pub async fn serve(
     runtime: &Runtime,
     target: &PortForwardTarget,
     uid: &str,
-    incoming: Streaming<StreamFrame>,
+    incoming: &mut Streaming<StreamFrame>,
     sender: &Sender,
 ) -> Outcome {
     let netns = runtime
@@ -48,7 +48,6 @@ pub async fn serve(
     };
     let (mut reader, mut writer) = connected.into_split();
     let up = async {
-        let mut incoming = incoming;
         while let Ok(Some(frame)) = incoming.message().await {
             match frame.frame {
                 Some(Frame::Data(data)) => writer.write_all(&data.data).await?,
