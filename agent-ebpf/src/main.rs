@@ -12,6 +12,8 @@
     expect(unused, reason = "only built for BPF")
 )]
 
+#[macro_use]
+mod log;
 mod maps;
 mod pod;
 mod socket;

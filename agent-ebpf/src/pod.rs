@@ -33,7 +33,14 @@ pub(crate) fn egress(ctx: &TcContext) -> i32 {
     let ifindex = unsafe { (*ctx.skb.skb).ifindex };
     match maps::pod(source) {
         Some(pod) if pod.ifindex == ifindex => {}
-        _ => return TC_ACT_SHOT,
+        _ => {
+            trace!(
+                ctx,
+                "dropped: not this pod's address: {:i}",
+                u32::from_be(source)
+            );
+            return TC_ACT_SHOT;
+        }
     }
     let Some(pod) = maps::pod(destination) else {
         return TC_ACT_OK;

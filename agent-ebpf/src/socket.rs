@@ -26,18 +26,21 @@ const IPPROTO_UDP: u32 = 17;
 /// Third word of an IPv4-mapped IPv6 address.
 const MAPPED: u32 = 0xffff_u32.to_be();
 
-/// The address in a `bpf_sock_addr`, whichever family the socket has.
-pub(crate) struct Sock {
+/// The address in a `bpf_sock_addr`: the IPv4 one, or the IPv4-mapped one of an IPv6 socket.
+/// Which of them is settled when the program is compiled: were it a value, the compiler could
+/// choose between two offsets into the context, which the verifier refuses.
+pub(crate) struct Sock<const MAPPED_ADDRESS: bool> {
     ctx: SockAddrContext,
-    mapped: bool,
 }
 
-impl Sock {
+impl Sock<false> {
     #[inline(always)]
     pub(crate) fn v4(ctx: SockAddrContext) -> Self {
-        Self { ctx, mapped: false }
+        Self { ctx }
     }
+}
 
+impl Sock<true> {
     /// `None` when the address is a real IPv6 one.
     #[inline(always)]
     pub(crate) fn mapped(ctx: SockAddrContext) -> Option<Self> {
@@ -48,16 +51,18 @@ impl Sock {
         let first = unsafe { (&raw const (*raw).user_ip6[0]).read_volatile() };
         // SAFETY: as above.
         let second = unsafe { (&raw const (*raw).user_ip6[1]).read_volatile() };
-        (third == MAPPED && first == 0 && second == 0).then_some(Self { ctx, mapped: true })
+        (third == MAPPED && first == 0 && second == 0).then_some(Self { ctx })
     }
+}
 
+impl<const MAPPED_ADDRESS: bool> Sock<MAPPED_ADDRESS> {
     // The reads and writes are volatile so that the compiler keeps them apart: the verifier
     // only takes accesses of whole fields of the context.
 
     #[inline(always)]
     fn address(&self) -> u32 {
         let raw = self.ctx.sock_addr;
-        if self.mapped {
+        if MAPPED_ADDRESS {
             // SAFETY: the context is valid for the whole program.
             unsafe { (&raw const (*raw).user_ip6[3]).read_volatile() }
         } else {
@@ -83,7 +88,7 @@ impl Sock {
     #[inline(always)]
     fn set(&self, address: u32, port: u16) {
         let raw = self.ctx.sock_addr;
-        if self.mapped {
+        if MAPPED_ADDRESS {
             // SAFETY: the context is valid for the whole program and these fields are writable.
             unsafe { (&raw mut (*raw).user_ip6[3]).write_volatile(address) };
         } else {
@@ -124,7 +129,7 @@ impl Sock {
 
 /// `connect`: TCP, and UDP sockets that settle for one peer.
 #[inline(always)]
-pub(crate) fn connect(sock: &Sock) -> i32 {
+pub(crate) fn connect<const M: bool>(sock: &Sock<M>) -> i32 {
     let protocol = sock.protocol();
     if protocol != IPPROTO_TCP && protocol != IPPROTO_UDP {
         return ALLOW;
@@ -133,7 +138,7 @@ pub(crate) fn connect(sock: &Sock) -> i32 {
         return ALLOW;
     };
     let Some(backend) = choose(&frontend) else {
-        return refuse();
+        return refuse(sock);
     };
     translate(sock, sock.cookie(), protocol, &key, &backend);
     ALLOW
@@ -142,12 +147,12 @@ pub(crate) fn connect(sock: &Sock) -> i32 {
 /// `sendmsg` on an unconnected UDP socket. The socket keeps its backend as long as there is
 /// one, as it would behind connection tracking.
 #[inline(always)]
-pub(crate) fn send(sock: &Sock) -> i32 {
+pub(crate) fn send<const M: bool>(sock: &Sock<M>) -> i32 {
     let Some((key, frontend)) = sock.frontend(IPPROTO_UDP) else {
         return ALLOW;
     };
     if frontend.count == 0 {
-        return refuse();
+        return refuse(sock);
     }
     let cookie = sock.cookie();
     let flow = UdpFlowKey {
@@ -160,7 +165,7 @@ pub(crate) fn send(sock: &Sock) -> i32 {
         Some(backend) => backend,
         None => {
             let Some(backend) = choose(&frontend) else {
-                return refuse();
+                return refuse(sock);
             };
             maps::remember_udp_flow(&flow, &backend);
             backend
@@ -172,7 +177,7 @@ pub(crate) fn send(sock: &Sock) -> i32 {
 
 /// Shows the process the address it sent to in place of the backend's.
 #[inline(always)]
-pub(crate) fn reverse(sock: &Sock) {
+pub(crate) fn reverse<const M: bool>(sock: &Sock<M>) {
     let key = PeerKey {
         cookie: sock.cookie(),
         address: sock.address(),
@@ -198,7 +203,13 @@ fn choose(frontend: &Frontend) -> Option<Backend> {
 }
 
 #[inline(always)]
-fn translate(sock: &Sock, cookie: u64, protocol: u32, key: &FrontendKey, backend: &Backend) {
+fn translate<const M: bool>(
+    sock: &Sock<M>,
+    cookie: u64,
+    protocol: u32,
+    key: &FrontendKey,
+    backend: &Backend,
+) {
     maps::remember_peer(
         &PeerKey {
             cookie,
@@ -212,11 +223,22 @@ fn translate(sock: &Sock, cookie: u64, protocol: u32, key: &FrontendKey, backend
             flags: 0,
         },
     );
+    trace!(
+        &sock.ctx,
+        "service {:i} goes to {:i}",
+        u32::from_be(key.address),
+        u32::from_be(backend.address)
+    );
     sock.set(backend.address, backend.port);
 }
 
 #[inline(always)]
-fn refuse() -> i32 {
+fn refuse<const M: bool>(_sock: &Sock<M>) -> i32 {
+    trace!(
+        &_sock.ctx,
+        "service {:i} has no endpoint: refused",
+        u32::from_be(_sock.address())
+    );
     // SAFETY: the helper is there for connect and sendmsg programs since Linux 5.18.
     unsafe { bpf_set_retval(-ECONNREFUSED) };
     REFUSE

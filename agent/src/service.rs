@@ -10,6 +10,7 @@ mod bpffs;
 pub(crate) mod cluster;
 mod datapath;
 mod desired;
+mod log;
 mod sync;
 mod table;
 #[cfg(test)]
@@ -97,11 +98,19 @@ impl ServiceProxy {
     /// process left in the maps serves until the whole new state is known.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut synchroniser = Synchroniser::new(self.data_path.clone());
+        let program_log = async {
+            if let Some(log) = self.data_path.take_log() {
+                log.run().await;
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::pin!(program_log);
         let mut batch = Vec::new();
         loop {
             batch.clear();
             tokio::select! {
                 () = shutdown.cancelled() => return,
+                () = &mut program_log => continue,
                 taken = self.changes.recv_many(&mut batch, BATCH) => if taken == 0 { return },
             }
             let status = synchroniser.apply(batch.drain(..));

@@ -4,7 +4,8 @@
 //! The programs need `core` built for `bpfel-unknown-none`, so a compiler with the source of
 //! its own library, and bpf-linker. Two pairs will do: a rustup nightly with `rust-src`, or
 //! Debian's `rustc-web` with `rust-web-src`. As root on Debian what is missing is installed;
-//! elsewhere the error says what to install.
+//! elsewhere the error says what to install. With `PINTLE_BPF_LOG=1` the programs write lines
+//! to the agent's log, for debugging them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,6 +27,8 @@ const DEBIAN_PACKAGES: [&str; 5] = [
 ];
 const LINKER: &str = "bpf-linker";
 const LINKER_VERSION: &str = "0.13.0";
+/// When set in the environment, the programs write to the agent's log.
+const LOG: &str = "PINTLE_BPF_LOG";
 const TARGET: &str = "bpfel-unknown-none";
 
 /// What to install, for people.
@@ -94,6 +97,9 @@ fn run_cargo(workspace: &Path, toolchain: &Toolchain, target: &Path) -> Result<(
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", "-C debuginfo=2 -C link-arg=--btf")
         .env("CARGO_TARGET_DIR", target);
+    if std::env::var_os(LOG).is_some() {
+        command.args(["--features", "log"]);
+    }
     for name in [
         "CARGO_ENCODED_RUSTFLAGS",
         "CARGO_BUILD_TARGET",

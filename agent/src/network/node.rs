@@ -23,7 +23,8 @@ use super::cidr::Cidr;
 use super::ipam::Ipam;
 use super::netlink::{Netlink, ROUTE_PROTOCOL, Route, Via};
 use super::pod::{
-    PodPlan, host_mac, host_route, link_alias, link_name, link_prefix, pod_mac, remove_link,
+    PodPlan, host_mac, host_route, link_alias, link_name, link_prefix, pod_mac, quiet_ipv6,
+    remove_link,
 };
 use super::{NetworkConfig, NetworkError, PodNetwork, nft};
 use crate::service::{DataPath, PodLink};
@@ -316,6 +317,7 @@ fn make_gateway(
     for address in wanted {
         netlink.add_address(link.index, address)?;
     }
+    quiet_ipv6(&name);
     netlink.set_up(link.index)?;
     Ok(())
 }

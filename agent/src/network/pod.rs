@@ -163,7 +163,7 @@ pub(super) fn host_route(address: Ipv4Addr, gateway: Ipv4Addr, index: u32) -> Ro
 }
 
 /// Keeps IPv6 from announcing itself on a link; a kernel without IPv6 needs no such thing.
-fn quiet_ipv6(interface: &str) {
+pub(super) fn quiet_ipv6(interface: &str) {
     let setting = format!("net/ipv6/conf/{interface}/disable_ipv6");
     if let Err(error) = set_sysctl(&setting, "1") {
         tracing::debug!(%error, "IPv6 stays on");

@@ -38,6 +38,7 @@ use pintle_ebpf_abi::{
 
 use super::ServiceConfig;
 use super::bpffs;
+use super::log::ProgramLog;
 use super::table::{Op, Table};
 use crate::sys::{self, bpf};
 
@@ -186,6 +187,7 @@ struct Inner {
 
 #[derive(Debug)]
 struct Loaded {
+    log: Option<ProgramLog>,
     ebpf: Ebpf,
     maps: Maps,
 }
@@ -264,6 +266,7 @@ impl DataPath {
             .default_map_pin_directory(&maps_dir)
             .load(OBJECT)
             .map_err(|source| DataPathError::Load(Box::new(source)))?;
+        let log = ProgramLog::of(&mut ebpf);
         let mut maps = Maps {
             frontends: take(&mut ebpf, map::FRONTENDS)?,
             backends: take(&mut ebpf, map::BACKENDS)?,
@@ -292,11 +295,16 @@ impl DataPath {
                 bpffs_dir: config.bpffs_dir.clone(),
                 cgroup: config.attach_cgroup.clone(),
                 tcx,
-                loaded: Mutex::new(Loaded { ebpf, maps }),
+                loaded: Mutex::new(Loaded { log, ebpf, maps }),
             }),
         };
         data_path.attach_cgroup(false)?;
         Ok(data_path)
+    }
+
+    /// What the programs write, when they are built to; once.
+    pub(super) fn take_log(&self) -> Option<ProgramLog> {
+        self.inner.loaded.lock().log.take()
     }
 
     /// Lets all adopted links run this process's programs, and drops maps of other versions.
