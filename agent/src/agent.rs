@@ -204,6 +204,10 @@ impl Agent {
         supervisor.drain().await;
         inner.ready.send_replace(false);
         inner.running.send_replace(false);
+        if inner.stop.is_cancelled() {
+            // The teardown goes on; its caller ends the process.
+            shutdown.cancelled().await;
+        }
         result
     }
 
