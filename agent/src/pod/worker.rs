@@ -13,6 +13,8 @@ mod exits;
 mod image;
 mod start;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -300,6 +302,10 @@ impl Worker {
 
     fn carry_out(&mut self, actions: Vec<Action>) {
         self.publish();
+        if self.machine.is_finished() {
+            // The record went with the pod's directory.
+            return;
+        }
         if let Err(error) = self.record.keep(self.machine.pod(), self.machine.facts()) {
             tracing::error!(
                 pod = self.uid,
