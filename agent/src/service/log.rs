@@ -3,10 +3,14 @@
 //! Watches the ring buffer such programs have; changes nothing. Who reacts next: whoever reads
 //! the agent's log at level debug.
 
+use std::os::fd::AsFd;
+
 use aya::Ebpf;
 use aya_log::EbpfLogger;
 use log::{Log, Metadata, Record};
-use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+
+use crate::sys;
 
 /// Passes records on to `tracing`, which is what the agent logs with.
 struct ToTracing;
@@ -42,16 +46,18 @@ impl ProgramLog {
     }
 
     /// Reads as long as there is someone who wants it.
-    pub(super) async fn run(self) {
-        let mut ring = match AsyncFd::new(self.logger) {
-            Ok(ring) => ring,
+    pub(super) async fn run(mut self) {
+        let descriptor = self.logger.as_fd().try_clone_to_owned();
+        let watched = descriptor.and_then(|fd| sys::watch(fd, Interest::READABLE));
+        let watched = match watched {
+            Ok(watched) => watched,
             Err(error) => {
                 tracing::warn!(%error, "the BPF programs' log cannot be read");
                 return;
             }
         };
-        while let Ok(mut ready) = ring.readable_mut().await {
-            ready.get_inner_mut().flush();
+        while let Ok(mut ready) = watched.readable().await {
+            self.logger.flush();
             ready.clear_ready();
         }
     }
