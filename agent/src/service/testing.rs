@@ -71,7 +71,16 @@ impl Drop for TestNode {
     fn drop(&mut self) {
         move_to(&self.home);
         datapath::remove_pins(&self.bpffs_dir).unwrap();
-        std::fs::remove_dir(&self.cgroup).unwrap();
+        // Children that other tests started meanwhile are in here too.
+        while std::fs::remove_dir(&self.cgroup)
+            .is_err_and(|error: std::io::Error| error.raw_os_error() == Some(libc::EBUSY))
+        {
+            let here = std::fs::read_to_string(self.cgroup.join("cgroup.procs")).unwrap();
+            for process in here.lines() {
+                // One that has ended since needs no move.
+                drop(std::fs::write(self.home.join("cgroup.procs"), process));
+            }
+        }
     }
 }
 
