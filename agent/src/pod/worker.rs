@@ -11,6 +11,7 @@
 mod actions;
 mod exits;
 mod image;
+mod listen;
 mod start;
 mod table;
 #[cfg(test)]

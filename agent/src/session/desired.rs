@@ -12,13 +12,13 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use parking_lot::Mutex;
 use pintle_proto::node::{Change, Delta, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::{ClusterChange, PodChange};
 
 /// The copy. Cheap to clone; clones are the same copy.
 #[derive(Clone, Debug, Default)]
-pub struct ClusterState(Arc<Mutex<Inner>>);
+pub struct ClusterState(Arc<Mutex<Inner>>, watch::Sender<u64>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -85,6 +85,22 @@ impl ClusterState {
             .collect()
     }
 
+    /// Waits until no EndpointSlice offers the pod to new connections; true when one did.
+    pub async fn withdrawn(&self, pod_uid: &str) -> bool {
+        let mut changes = self.1.subscribe();
+        let mut waited = false;
+        loop {
+            changes.borrow_and_update();
+            if !self.0.lock().is_offered(pod_uid) {
+                return waited;
+            }
+            waited = true;
+            if changes.changed().await.is_err() {
+                return waited;
+            }
+        }
+    }
+
     /// This node's object.
     pub fn node(&self) -> Option<Arc<Node>> {
         self.0.lock().nodes.values().next().cloned()
@@ -147,6 +163,9 @@ impl ClusterState {
             inner.revision.max(delta.revision)
         };
         let changed = !cluster.is_empty() || !pods.is_empty();
+        let endpoints_changed = cluster
+            .iter()
+            .any(|change| matches!(change, ClusterChange::EndpointSlice(..)));
         if !inner.synced {
             inner.synced = true;
             cluster.push(ClusterChange::Synced);
@@ -158,6 +177,10 @@ impl ClusterState {
         inner
             .pod_subscribers
             .retain(|to| pods.iter().all(|change| to.send(change.clone()).is_ok()));
+        drop(inner);
+        if endpoints_changed {
+            self.1.send_modify(|count| *count += 1);
+        }
         changed || delta.snapshot
     }
 
@@ -256,6 +279,22 @@ fn missing<T>(
 }
 
 impl Inner {
+    fn is_offered(&self, pod_uid: &str) -> bool {
+        self.slices.values().any(|slice| {
+            slice.endpoints.iter().flatten().any(|endpoint| {
+                let ready = endpoint
+                    .conditions
+                    .as_ref()
+                    .and_then(|conditions| conditions.ready);
+                let pod = endpoint
+                    .target_ref
+                    .as_ref()
+                    .and_then(|target| target.uid.as_deref());
+                ready != Some(false) && pod == Some(pod_uid)
+            })
+        })
+    }
+
     fn drop_missing(
         &mut self,
         delta: &Delta,
@@ -409,6 +448,25 @@ mod tests {
         assert_eq!(copy.revision(), 7);
         assert_eq!(copy.pods(), state.pods());
         assert_eq!(copy.services("d"), state.services("d"));
+    }
+
+    #[tokio::test]
+    async fn a_pod_is_withdrawn_when_no_slice_offers_it() {
+        let state = ClusterState::new();
+        let slice = |ready: bool| {
+            format!(
+                r#"{{"metadata":{{"name":"s","namespace":"d"}},"addressType":"IPv4","endpoints":[{{"addresses":["10.0.0.1"],"conditions":{{"ready":{ready}}},"targetRef":{{"uid":"1"}}}}]}}"#
+            )
+        };
+        assert!(!state.withdrawn("1").await);
+        let offered = change(Resource::EndpointSlice, "d/s", &slice(true));
+        state.apply(&delta(5, true, vec![offered]));
+        let wait = state.withdrawn("1");
+        tokio::pin!(wait);
+        assert!(futures_util::poll!(&mut wait).is_pending());
+        let withdrawn = change(Resource::EndpointSlice, "d/s", &slice(false));
+        state.apply(&delta(6, false, vec![withdrawn]));
+        assert!(wait.await);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
 
 use super::start::Start;
 use super::table::log_dir;
@@ -18,6 +18,11 @@ use crate::session::RequestError;
 
 /// SIGTERM.
 const TERM: i32 = 15;
+/// How long a pod may go on being offered to new connections before its containers are
+/// stopped all the same.
+const WITHDRAWAL: Duration = Duration::from_secs(2);
+/// How long connections may be under way to a pod that is no longer offered.
+const SETTLING: Duration = Duration::from_millis(30);
 /// What a container keeps of its grace after the pre-stop hook.
 const LEAST_GRACE: Duration = Duration::from_secs(2);
 
@@ -251,25 +256,24 @@ impl Worker {
             old.abort();
         }
         let run = id.clone();
+        let deleted = pod.metadata.deletion_timestamp.is_some() && !self.machine.facts().gone;
         let task = self.task(async move {
             let began = rooms.clock.now();
-            let mut grace = grace;
-            if let Some(hook) = hook {
-                if let Err(error) = hooks::run(&hook, &target, grace).await {
-                    rooms.events.pod(
-                        &pod,
-                        Announcement {
-                            warning: true,
-                            reason: "FailedPreStopHook",
-                            message: "PreStopHook failed".to_owned(),
-                            field_path: Some(format!(
-                                "spec.containers{{{}}}",
-                                target.container.name
-                            )),
-                        },
-                    );
-                    tracing::debug!(error = hooks::words(&error), "pre-stop hook");
+            let mut hooked = false;
+            let withdrawal = async {
+                if deleted {
+                    withdraw(&rooms, &target.pod_uid).await;
                 }
+            };
+            let hook_run = async {
+                if let Some(hook) = hook {
+                    hooked = true;
+                    run_pre_stop(&rooms, &pod, &target, &hook, grace).await;
+                }
+            };
+            tokio::join!(withdrawal, hook_run);
+            let mut grace = grace;
+            if hooked {
                 grace = grace
                     .saturating_sub(rooms.clock.since(began))
                     .max(LEAST_GRACE);
@@ -334,6 +338,40 @@ impl Worker {
                 Err(message) => Event::TeardownFailed { message },
             }
         });
+    }
+}
+
+/// Lets new connections go elsewhere before the container hears of its end. Kubernetes leaves
+/// that to luck or to a pre-stop hook that sleeps; here the node knows its own data path.
+async fn withdraw(rooms: &Rooms, uid: &str) {
+    let withdrawn = tokio::time::timeout(WITHDRAWAL, rooms.state.withdrawn(uid)).await;
+    match withdrawn {
+        Ok(false) => {}
+        // The data path has the news by now; connections under way get there.
+        Ok(true) => tokio::time::sleep(SETTLING).await,
+        Err(_) => tracing::debug!(uid, "still offered to new connections"),
+    }
+}
+
+async fn run_pre_stop(
+    rooms: &Rooms,
+    pod: &Pod,
+    target: &Target,
+    hook: &LifecycleHandler,
+    grace: Duration,
+) {
+    if let Err(error) = hooks::run(hook, target, grace).await {
+        let field_path = Some(format!("spec.containers{{{}}}", target.container.name));
+        rooms.events.pod(
+            pod,
+            Announcement {
+                warning: true,
+                reason: "FailedPreStopHook",
+                message: "PreStopHook failed".to_owned(),
+                field_path,
+            },
+        );
+        tracing::debug!(error = hooks::words(&error), "pre-stop hook");
     }
 }
 

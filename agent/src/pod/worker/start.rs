@@ -5,9 +5,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret};
 use pintle_shim::protocol::CallError;
 
-use super::Rooms;
 use super::exits::at;
 use super::table::log_dir;
+use super::{Rooms, listen};
 use crate::describe;
 use crate::pod::build::{self, Run};
 use crate::pod::environment::{self, Downward, Sources};
@@ -118,7 +118,16 @@ async fn run(rooms: &Rooms, start: Start) -> Result<i64, (StartFailure, String)>
     )
     .map_err(|error| config_error(error.to_string()))?;
     match rooms.sandboxes.create_container(&uid, spec).await {
-        Ok(info) => Ok(info.started_at),
+        Ok(info) => {
+            let shim = rooms
+                .sandboxes
+                .sandbox(&uid)
+                .and_then(|state| state.sandbox);
+            if let Some(shim) = shim {
+                listen::wait(pod, &start.container, &services, shim.shim_pid).await;
+            }
+            Ok(info.started_at)
+        }
         // An earlier agent started it and did not live to hear of it.
         Err(RuntimeError::Refused(CallError::Exists { .. })) => {
             started_already(rooms, &uid, &start.id)
