@@ -85,7 +85,7 @@ impl Sender {
         self.0
             .send(StreamFrame { frame })
             .await
-            .map_err(|_: mpsc::error::SendError<StreamFrame>| Hangup)
+            .map_err(|_error: mpsc::error::SendError<StreamFrame>| Hangup)
     }
 }
 

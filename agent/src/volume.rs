@@ -194,7 +194,7 @@ impl Volumes {
         let (room, pod, downward) = (self.clone(), pod.clone(), downward.clone());
         tokio::task::spawn_blocking(move || room.set_up(&pod, &downward, &tokens))
             .await
-            .map_err(|_: tokio::task::JoinError| VolumeError::Aborted)??;
+            .map_err(|_error: tokio::task::JoinError| VolumeError::Aborted)??;
         Ok(Prepared { refresh_at })
     }
 
@@ -441,7 +441,7 @@ impl Volumes {
             Ok(())
         })
         .await
-        .map_err(|_: tokio::task::JoinError| VolumeError::Aborted)?
+        .map_err(|_error: tokio::task::JoinError| VolumeError::Aborted)?
     }
 }
 

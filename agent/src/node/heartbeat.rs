@@ -22,7 +22,7 @@ use crate::status::EventSink;
 
 const LEASE_PERIOD: Duration = Duration::from_secs(10);
 const LEASE_DURATION_SECONDS: u32 = 40;
-const STATUS_PERIOD: Duration = Duration::from_secs(300);
+const STATUS_PERIOD: Duration = Duration::from_mins(5);
 const RETRY: Duration = Duration::from_millis(500);
 
 /// What the heartbeat is told once.
@@ -167,7 +167,7 @@ impl Heartbeat {
                 );
             }
         }
-        self.accepted(status);
+        self.accepted(&status);
         Ok(())
     }
 
@@ -190,13 +190,13 @@ impl Heartbeat {
             }
             Err(error) => return Err(error),
         }
-        self.accepted(status);
+        self.accepted(&status);
         Ok(true)
     }
 
     /// The control plane has this status: Events of what changed, and readiness for all.
-    fn accepted(&mut self, status: NodeStatus) {
-        let ready = is_true(&status, "Ready");
+    fn accepted(&mut self, status: &NodeStatus) {
+        let ready = is_true(status, "Ready");
         let name = &self.config.facts.name;
         let node = self.state.node();
         let before = self.sent.replace(status.clone());
@@ -219,7 +219,7 @@ impl Heartbeat {
             ),
             ("Ready", "NodeReady", "NodeNotReady"),
         ] {
-            let now = is_true(&status, type_);
+            let now = is_true(status, type_);
             // A node that starts says what it has, but not that it is not ready yet.
             if held(type_) == Some(now) || (held(type_).is_none() && type_ == "Ready" && !now) {
                 continue;

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 /// First wait.
 pub const INITIAL: Duration = Duration::from_secs(10);
 /// Longest wait.
-pub const MAXIMUM: Duration = Duration::from_secs(300);
+pub const MAXIMUM: Duration = Duration::from_mins(5);
 /// After this long without a failure the count starts anew.
-pub const RESET: Duration = Duration::from_secs(600);
+pub const RESET: Duration = Duration::from_mins(10);
 
 /// How long to wait before trying again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -309,14 +309,13 @@ fn user(
             .map(|user| user.split(':').next().unwrap_or_default());
         match (uid, image_name) {
             (Some(0), _) => return Err(BuildError::BreaksNonRoot),
-            (Some(_), _) => {}
             (None, None | Some("" | "0")) => return Err(BuildError::WouldBeRoot),
             (None, Some(name)) if name.parse::<u32>().is_err() => {
                 return Err(BuildError::UnknownUser {
                     user: name.to_owned(),
                 });
             }
-            (None, Some(_)) => {}
+            (Some(_), _) | (None, Some(_)) => {}
         }
     }
     let mut supplementary_groups: Vec<u32> = pod
@@ -382,19 +381,18 @@ fn seccomp(
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use serde_json::json;
 
-    fn pod(spec: serde_json::Value) -> Pod {
+    fn pod(spec: &serde_json::Value) -> Pod {
         serde_json::from_value(json!({
             "metadata": {"name": "web", "namespace": "ns", "uid": "u"}, "spec": spec
         }))
         .unwrap()
     }
 
-    fn image(config: serde_json::Value) -> ImageConfiguration {
+    fn image(config: &serde_json::Value) -> ImageConfiguration {
         serde_json::from_value(json!({
             "architecture": "amd64", "os": "linux", "config": config,
             "rootfs": {"type": "layers", "diff_ids": []}
@@ -421,7 +419,7 @@ mod tests {
 
     #[test]
     fn commands() {
-        let image = image(json!({"Entrypoint": ["/entry"], "Cmd": ["default"]}));
+        let image = image(&json!({"Entrypoint": ["/entry"], "Cmd": ["default"]}));
         for (container, expected) in [
             (json!({"name": "c"}), vec!["/entry", "default"]),
             (
@@ -434,11 +432,11 @@ mod tests {
                 vec!["/x", "a"],
             ),
         ] {
-            let pod = pod(json!({"containers": [container]}));
+            let pod = pod(&json!({"containers": [container]}));
             assert_eq!(make(&pod, &image).unwrap().args, expected);
         }
-        let empty = super::tests::image(json!({}));
-        let pod = pod(json!({"containers": [{"name": "c"}]}));
+        let empty = super::tests::image(&json!({}));
+        let pod = pod(&json!({"containers": [{"name": "c"}]}));
         assert_eq!(make(&pod, &empty).unwrap_err(), BuildError::NoCommand);
     }
 
@@ -468,17 +466,17 @@ mod tests {
                 Some(BuildError::BreaksNonRoot),
             ),
         ] {
-            let image = image(json!({"User": user, "Cmd": ["x"]}));
-            let pod = pod(json!({"containers": [{"name": "c", "securityContext": security}]}));
+            let image = image(&json!({"User": user, "Cmd": ["x"]}));
+            let pod = pod(&json!({"containers": [{"name": "c", "securityContext": security}]}));
             assert_eq!(make(&pod, &image).err(), expected, "{user} {security}");
         }
     }
 
     #[test]
     fn names_of_the_host() {
-        let (name, full) = host_names(&pod(json!({"containers": []})), "cluster.local");
+        let (name, full) = host_names(&pod(&json!({"containers": []})), "cluster.local");
         assert_eq!((name.as_str(), full), ("web", None));
-        let pod = pod(json!({"containers": [], "hostname": "a", "subdomain": "s"}));
+        let pod = pod(&json!({"containers": [], "hostname": "a", "subdomain": "s"}));
         let (name, full) = host_names(&pod, "cluster.local");
         assert_eq!(name, "a");
         assert_eq!(full.unwrap(), "a.s.ns.svc.cluster.local");

@@ -413,13 +413,12 @@ pub fn expand<'a>(text: &str, lookup: impl Fn(&str) -> Option<&'a str>) -> Strin
             .strip_prefix('(')
             .and_then(|inner| inner.split_once(')'))
         {
-            match lookup(name) {
-                Some(value) => result.push_str(value),
-                None => {
-                    result.push_str("$(");
-                    result.push_str(name);
-                    result.push(')');
-                }
+            if let Some(value) = lookup(name) {
+                result.push_str(value);
+            } else {
+                result.push_str("$(");
+                result.push_str(name);
+                result.push(')');
             }
             rest = after;
         } else {
@@ -431,7 +430,6 @@ pub fn expand<'a>(text: &str, lookup: impl Fn(&str) -> Option<&'a str>) -> Strin
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -32,17 +32,11 @@ pub fn whole(quantity: &Quantity) -> Option<u64> {
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
     reason = "the range is checked; amounts beyond 2^53 bytes do not occur on a node"
 )]
 fn to_u64(value: f64) -> Option<u64> {
-    (value.is_finite() && value >= 0.0).then(|| {
-        if value >= u64::MAX as f64 {
-            u64::MAX
-        } else {
-            value as u64
-        }
-    })
+    // The cast saturates.
+    (value.is_finite() && value >= 0.0).then_some(value as u64)
 }
 
 /// Number and suffix of a Kubernetes quantity (the API has validated it).
@@ -256,7 +250,6 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: u64) -> i32 
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -118,7 +118,7 @@ impl Sandboxes for Runtime {
         let mut output = Vec::new();
         let mut errors = Vec::new();
         let ended = tokio::time::timeout(timeout, async {
-            let (_, _, exit) = tokio::join!(
+            let ((), (), exit) = tokio::join!(
                 read_limited(stdout, &mut output),
                 read_limited(stderr, &mut errors),
                 exit

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 pub use table::{ContainerEntry, PodEntry, PodTable};
 
 use super::environment::Downward;
-use super::machine::{Action, Event, Finalize, Machine, ProbeKind, Teardown, Termination};
+use super::machine::{Action, Event, Machine, ProbeKind, Teardown, Termination};
 use super::record::{self, Record, RecordError};
 use super::seams::{Images, Networks, Sandboxes};
 use crate::clock::Clock;
@@ -163,20 +163,16 @@ impl Worker {
         let record = Record::open(directory)?;
         let now = rooms.clock.now();
         let observed = exits::observe(&rooms, pod);
-        let mut silent = false;
-        let (machine, first) = match facts {
-            Some(facts) => Machine::resume(pod.clone(), facts, &observed, now),
-            None => {
-                let mut facts = Machine::new(pod.clone(), now).facts().clone();
-                if has_ended(pod) && observed.shim_pid.is_none() {
-                    silent = true;
-                    facts.terminal = true;
-                    facts.teardown = Teardown::Done;
-                    facts.finalize = Finalize::Pending;
-                }
-                Machine::resume(pod.clone(), facts, &observed, now)
+        let facts = facts.unwrap_or_else(|| {
+            let mut facts = Machine::new(pod.clone(), now).facts().clone();
+            if has_ended(pod) && observed.shim_pid.is_none() {
+                facts.terminal = true;
+                facts.teardown = Teardown::Done;
             }
-        };
+            facts
+        });
+        let silent = has_ended(pod) && facts.never_ran();
+        let (machine, first) = Machine::resume(pod.clone(), facts, &observed, now);
         let (answer, answers) = mpsc::unbounded_channel();
         Ok(Self {
             rooms,

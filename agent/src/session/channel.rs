@@ -55,7 +55,9 @@ pub async fn connect(
     let bad_url = || ChannelError::Url {
         url: url.to_owned(),
     };
-    let uri: Uri = url.parse().map_err(|_: http::uri::InvalidUri| bad_url())?;
+    let uri: Uri = url
+        .parse()
+        .map_err(|_error: http::uri::InvalidUri| bad_url())?;
     let host = uri
         .host()
         .ok_or_else(bad_url)?
@@ -63,10 +65,10 @@ pub async fn connect(
         .to_owned();
     let port = uri.port_u16().unwrap_or(443);
     let name = ServerName::try_from(host.clone())
-        .map_err(|_: rustls_pki_types::InvalidDnsNameError| bad_url())?;
+        .map_err(|_error: rustls_pki_types::InvalidDnsNameError| bad_url())?;
     let config = Arc::new(client_config(ca_pem, identity)?);
     let endpoint = Endpoint::from_shared(url.to_owned())
-        .map_err(|_: tonic::transport::Error| bad_url())?
+        .map_err(|_error: tonic::transport::Error| bad_url())?
         .connect_timeout(Duration::from_secs(5))
         .http2_keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(10))

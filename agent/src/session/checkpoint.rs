@@ -160,7 +160,6 @@ fn frames(mut content: &[u8]) -> Vec<Delta> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use pintle_proto::node::{Change, Resource};

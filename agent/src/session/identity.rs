@@ -114,13 +114,12 @@ impl IdentityStore {
         })?;
         let path = self.directory.join("node.key");
         let stored = read(&path)?.and_then(|pem| KeyPair::from_pem(&pem).ok());
-        let key = match stored {
-            Some(key) => key,
-            None => {
-                let key = KeyPair::generate().map_err(IdentityError::Key)?;
-                write(&path, key.serialize_pem().as_bytes())?;
-                key
-            }
+        let key = if let Some(key) = stored {
+            key
+        } else {
+            let key = KeyPair::generate().map_err(IdentityError::Key)?;
+            write(&path, key.serialize_pem().as_bytes())?;
+            key
         };
         let mut params = CertificateParams::default();
         let mut name = DistinguishedName::new();
@@ -208,7 +207,6 @@ fn write(path: &Path, content: &[u8]) -> Result<(), IdentityError> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -296,7 +296,7 @@ fn post(
         .send(AgentMessage {
             message: Some(message),
         })
-        .map_err(|_: mpsc::error::SendError<AgentMessage>| LinkError::Closed)
+        .map_err(|_error: mpsc::error::SendError<AgentMessage>| LinkError::Closed)
 }
 
 async fn next(

@@ -124,7 +124,7 @@ impl SessionHandle {
         let (answer, answered) = oneshot::channel();
         self.requests
             .send((request, answer))
-            .map_err(|_: mpsc::error::SendError<Pending>| RequestError::Disconnected)?;
+            .map_err(|_error: mpsc::error::SendError<Pending>| RequestError::Disconnected)?;
         answered.await.unwrap_or(Err(RequestError::Disconnected))
     }
 

@@ -66,18 +66,17 @@ impl StatusPublisher {
     pub fn publish(&self, namespace: &str, name: &str, uid: &str, status: PodStatus) {
         let mut entries = self.0.entries.lock();
         let status = Arc::new(status);
-        match entries.get_mut(uid) {
-            Some(entry) => entry.latest = status,
-            None => {
-                let entry = Entry {
-                    namespace: namespace.to_owned(),
-                    name: name.to_owned(),
-                    latest: status,
-                    sent: None,
-                    gone: false,
-                };
-                entries.insert(uid.to_owned(), entry);
-            }
+        if let Some(entry) = entries.get_mut(uid) {
+            entry.latest = status;
+        } else {
+            let entry = Entry {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                latest: status,
+                sent: None,
+                gone: false,
+            };
+            entries.insert(uid.to_owned(), entry);
         }
         drop(entries);
         self.0.wake.notify_one();

@@ -57,16 +57,14 @@ pub async fn exec(
         (None, None) => Input::None,
     };
     let output = async {
-        match &terminal {
-            Some(terminal) => from_terminal(terminal, sender).await,
-            None => {
-                let (out, errors) = tokio::join!(
-                    from_pipe(session.stdout, Channel::Stdout, sender),
-                    from_pipe(session.stderr, Channel::Stderr, sender)
-                );
-                out.and(errors)
-            }
+        if let Some(terminal) = &terminal {
+            return from_terminal(terminal, sender).await;
         }
+        let (out, errors) = tokio::join!(
+            from_pipe(session.stdout, Channel::Stdout, sender),
+            from_pipe(session.stderr, Channel::Stderr, sender)
+        );
+        out.and(errors)
     };
     let output = Box::pin(output);
     let input = Box::pin(to_process(incoming, input, terminal.as_ref()));

@@ -98,7 +98,9 @@ async fn connect(netns: PathBuf, port: u16) -> io::Result<TcpStream> {
         })?;
     let stream = answered
         .await
-        .map_err(|_: oneshot::error::RecvError| io::Error::from(io::ErrorKind::Interrupted))??;
+        .map_err(|_error: oneshot::error::RecvError| {
+            io::Error::from(io::ErrorKind::Interrupted)
+        })??;
     stream.set_nonblocking(true)?;
     TcpStream::from_std(stream)
 }

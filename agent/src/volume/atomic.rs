@@ -146,7 +146,6 @@ fn set_mode(path: &Path, mode: u32) -> Result<(), VolumeError> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::super::payload::File;
     use super::*;

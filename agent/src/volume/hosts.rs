@@ -60,7 +60,6 @@ fn line(text: &mut String, address: &str, names: &str) {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use serde_json::json;

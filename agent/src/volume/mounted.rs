@@ -21,7 +21,7 @@ pub fn ensure_memory(directory: &Path) -> Result<(), VolumeError> {
     if is_tmpfs(directory) {
         return Ok(());
     }
-    mount_tmpfs(directory, None)
+    mount_tmpfs(directory, 0o711, None)
 }
 
 /// Makes a directory a tmpfs of its own.
@@ -29,13 +29,13 @@ pub fn ensure_tmpfs(directory: &Path, size: Option<u64>) -> Result<(), VolumeErr
     if mount_points()?.iter().any(|point| point == directory) {
         return Ok(());
     }
-    mount_tmpfs(directory, size)
+    mount_tmpfs(directory, 0o777, size)
 }
 
-fn mount_tmpfs(directory: &Path, size: Option<u64>) -> Result<(), VolumeError> {
-    let mut options = "mode=0777".to_owned();
+fn mount_tmpfs(directory: &Path, mode: u32, size: Option<u64>) -> Result<(), VolumeError> {
+    let mut options = format!("mode={mode:o}");
     if let Some(size) = size {
-        options.push_str(&format!(",size={size}"));
+        options = format!("{options},size={size}");
     }
     let options = std::ffi::CString::new(options).unwrap_or_default();
     mount(
@@ -93,15 +93,12 @@ fn unescape(field: &str) -> String {
         let code = rest
             .get(at + 1..at + 4)
             .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match code {
-            Some(code) => {
-                result.push(char::from(code));
-                rest = &rest[at + 4..];
-            }
-            None => {
-                result.push('\\');
-                rest = &rest[at + 1..];
-            }
+        if let Some(code) = code {
+            result.push(char::from(code));
+            rest = &rest[at + 4..];
+        } else {
+            result.push('\\');
+            rest = &rest[at + 1..];
         }
     }
     result.push_str(rest);

@@ -313,7 +313,6 @@ fn checked(path: &str) -> Result<String, VolumeError> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -154,12 +154,11 @@ fn render(conf: &Conf) -> String {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use serde_json::json;
 
-    fn of(spec: serde_json::Value) -> String {
+    fn of(spec: &serde_json::Value) -> String {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "web", "namespace": "ns"}, "spec": spec
         }))
@@ -197,7 +196,7 @@ mod tests {
                  nameserver 10.96.0.10\noptions ndots:1\n",
             ),
         ] {
-            assert_eq!(of(spec.clone()), expected, "{spec}");
+            assert_eq!(of(&spec), expected, "{spec}");
         }
     }
 }

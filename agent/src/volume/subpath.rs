@@ -70,7 +70,7 @@ fn open_in<Fd: AsFd>(root: Fd, path: &Path) -> Result<OwnedFd, Errno> {
 
 /// Makes the missing directories of a path, part by part, following no symlink.
 fn make_in(root: &OwnedFd, path: &Path) -> Result<(), Errno> {
-    let mut current = root.try_clone().map_err(|_: io::Error| Errno::MFILE)?;
+    let mut current = root.try_clone().map_err(|_error: io::Error| Errno::MFILE)?;
     for part in path.components() {
         let Component::Normal(name) = part else {
             continue;
@@ -92,7 +92,6 @@ fn make_in(root: &OwnedFd, path: &Path) -> Result<(), Errno> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use super::{VolumeError, Volumes, volumes};
 use crate::pod::backoff;
 
-const RENEW_LATEST: Duration = Duration::from_secs(24 * 3600);
+const RENEW_LATEST: Duration = Duration::from_hours(24);
 /// Wait before asking again for a token to replace one that still works.
 const RETRY: Duration = Duration::from_secs(30);
 
@@ -120,7 +120,7 @@ async fn request(
         .status
         .and_then(|status| status.token)
         .unwrap_or_default();
-    let refresh_at = times(&value).map(|times| times.refresh_at());
+    let refresh_at = times(&value).map(Times::refresh_at);
     Ok(Token { value, refresh_at })
 }
 

@@ -260,6 +260,15 @@ impl Facts {
             conditions: Vec::new(),
         }
     }
+
+    /// Whether the pod was over before this node began with it.
+    pub fn never_ran(&self) -> bool {
+        self.terminal
+            && self
+                .containers
+                .iter()
+                .all(|container| container.life == Life::Waiting && container.last.is_none())
+    }
 }
 
 impl Step {

@@ -1,5 +1,4 @@
 //! Table tests of the machine, one file per group of events, on a clock of their own.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 mod deletion;
 mod invariants;

@@ -168,14 +168,13 @@ fn of_secret(secret: &Secret) -> Vec<RegistryLogin> {
     auths
         .into_iter()
         .filter_map(|(registry, auth)| {
-            let (username, password) = match (auth.username, auth.password) {
-                (Some(username), Some(password)) => (username, password),
-                _ => {
-                    let decoded = STANDARD.decode(auth.auth?).ok()?;
-                    let text = String::from_utf8(decoded).ok()?;
-                    let (username, password) = text.split_once(':')?;
-                    (username.to_owned(), password.to_owned())
-                }
+            let (username, password) = if let Some(both) = auth.username.zip(auth.password) {
+                both
+            } else {
+                let decoded = STANDARD.decode(auth.auth?).ok()?;
+                let text = String::from_utf8(decoded).ok()?;
+                let (username, password) = text.split_once(':')?;
+                (username.to_owned(), password.to_owned())
             };
             Some(RegistryLogin {
                 registry,
@@ -187,7 +186,6 @@ fn of_secret(secret: &Secret) -> Vec<RegistryLogin> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use std::time::Duration;

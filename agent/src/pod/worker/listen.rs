@@ -107,7 +107,6 @@ fn parse(table: &str) -> BTreeSet<u16> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use serde_json::json;

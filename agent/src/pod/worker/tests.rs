@@ -1,5 +1,4 @@
 //! The worker with fakes of all rooms: what it does, in which order, and what is left.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
 use std::path::Path;

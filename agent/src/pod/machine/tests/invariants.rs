@@ -68,6 +68,7 @@ fn spec() -> impl Strategy<Value = Value> {
 }
 
 /// The world outside the machine: what really runs.
+#[expect(clippy::struct_excessive_bools, reason = "four independent facts")]
 struct World {
     bench: Bench,
     /// Ids of the runs that really run.
@@ -135,11 +136,7 @@ impl World {
             Event::ContainerStarted { id, .. } => {
                 self.running.insert(id.clone());
             }
-            Event::ContainerExited { id, .. } => {
-                if !self.running.remove(id) {
-                    return;
-                }
-            }
+            Event::ContainerExited { id, .. } if !self.running.remove(id) => return,
             Event::TornDown => {
                 assert!(
                     self.running.is_empty(),
@@ -218,7 +215,7 @@ impl World {
         }
     }
 
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: &Step) {
         let names: Vec<String> = self
             .bench
             .machine
@@ -227,7 +224,7 @@ impl World {
             .iter()
             .map(|container| container.name.clone())
             .collect();
-        match step {
+        match *step {
             Step::Answer(index, well) => self.answer(index, well),
             Step::Exit(index, code) => {
                 let id = self.bench.id(&names[index % names.len()]);
@@ -340,7 +337,7 @@ proptest! {
             if world.bench.machine.is_finished() {
                 break;
             }
-            world.step(step);
+            world.step(&step);
         }
         world.settle();
         prop_assert!(world.running.is_empty() && !world.sandbox && !world.network);
