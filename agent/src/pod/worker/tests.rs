@@ -230,6 +230,7 @@ struct Bench {
     rooms: Arc<Rooms>,
     shutdown: CancellationToken,
     directory: tempfile::TempDir,
+    _memory: tempfile::TempDir,
 }
 
 impl Bench {
@@ -243,14 +244,11 @@ impl Bench {
         let status = StatusPublisher::new();
         let shutdown = CancellationToken::new();
         // In memory, so that no mount is needed.
-        let memory = tempfile::Builder::new()
-            .tempdir_in("/dev/shm")
-            .unwrap()
-            .keep();
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
         let volumes = Volumes::build(
             VolumeConfig {
                 pods_dir: directory.path().join("pods"),
-                memory_dir: memory,
+                memory_dir: memory.path().to_path_buf(),
                 cluster_domain: "cluster.local".into(),
                 cluster_dns: "10.96.0.10".parse().unwrap(),
             },
@@ -286,6 +284,7 @@ impl Bench {
             rooms,
             shutdown,
             directory,
+            _memory: memory,
         }
     }
 
