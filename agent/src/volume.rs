@@ -304,7 +304,8 @@ impl Volumes {
         }
     }
 
-    /// The mounts of a container: its volumes and the files every container gets.
+    /// The mounts of a container: its volumes and the files every container gets. What the
+    /// agent writes itself and keeps up to date is read-only for everyone else.
     pub fn mounts(
         &self,
         pod: &Pod,
@@ -322,7 +323,7 @@ impl Volumes {
             mounts.push(Mount {
                 source,
                 target,
-                readonly: mount.read_only.unwrap_or(false),
+                readonly: mount.read_only.unwrap_or(false) || is_payload(pod, &mount.name),
                 propagation: match mount.mount_propagation.as_deref() {
                     Some("HostToContainer") => Propagation::HostToContainer,
                     Some("Bidirectional") => Propagation::Bidirectional,
@@ -451,6 +452,13 @@ fn volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
         .flat_map(|spec| spec.volumes.iter().flatten())
 }
 
+/// Whether a volume's files are the agent's own: ConfigMaps, Secrets, the downward API.
+fn is_payload(pod: &Pod, name: &str) -> bool {
+    volumes(pod).any(|volume| {
+        volume.name == name && volume.host_path.is_none() && volume.empty_dir.is_none()
+    })
+}
+
 fn fs_group(pod: &Pod) -> Option<u32> {
     let security = pod.spec.as_ref()?.security_context.as_ref()?;
     u32::try_from(security.fs_group?).ok()
@@ -548,5 +556,32 @@ fn host_path(source: &HostPathVolumeSource) -> Result<(), VolumeError> {
         // As the container runtimes do: what is not there becomes a directory.
         _ if kind.is_none() => make_directory(path, 0o755),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_agent_writes_is_kept_from_writers() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "spec": {"containers": [], "volumes": [
+                {"name": "config", "configMap": {"name": "c"}},
+                {"name": "secret", "secret": {"secretName": "s"}},
+                {"name": "labels", "downwardAPI": {"items": []}},
+                {"name": "all", "projected": {"sources": []}},
+                {"name": "scratch", "emptyDir": {}},
+                {"name": "memory", "emptyDir": {"medium": "Memory"}},
+                {"name": "host", "hostPath": {"path": "/srv"}},
+            ]}
+        }))
+        .unwrap();
+        for name in ["config", "secret", "labels", "all"] {
+            assert!(is_payload(&pod, name), "{name}");
+        }
+        for name in ["scratch", "memory", "host", "absent"] {
+            assert!(!is_payload(&pod, name), "{name}");
+        }
     }
 }
