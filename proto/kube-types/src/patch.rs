@@ -10,8 +10,9 @@ pub mod merge;
 pub mod strategic;
 mod typed;
 
-/// A patch that cannot be applied. The API answers 400 for what cannot be read and 422 for what does
-/// not fit the object, as [`PatchError::is_unprocessable`] says.
+/// A patch that cannot be applied. The API answers 400 for what cannot be read, 422 for what does
+/// not fit the object, as [`PatchError::is_unprocessable`] says, and 413 for what is too much, as
+/// [`PatchError::is_too_large`] says.
 #[derive(Debug, thiserror::Error)]
 pub enum PatchError {
     /// The patch is no JSON, or not of the shape its type wants.
@@ -32,6 +33,16 @@ pub enum PatchError {
         /// How many may be.
         limit: usize,
         /// How many there are.
+        actual: usize,
+    },
+    /// The copies of a JSON patch add more bytes than allowed.
+    #[error(
+        "Unable to complete the copy, the accumulated size increase of copy is {actual}, exceeding the limit {limit}"
+    )]
+    CopiedTooMuch {
+        /// How many may be.
+        limit: usize,
+        /// How many there would be.
         actual: usize,
     },
     /// An element of a merge list has no merge key.
@@ -79,7 +90,12 @@ pub enum PatchError {
 impl PatchError {
     /// True where the patch is well formed but does not fit the object: 422, else 400.
     pub fn is_unprocessable(&self) -> bool {
-        matches!(self, Self::Operation(_))
+        matches!(self, Self::Operation(_) | Self::CopiedTooMuch { .. })
+    }
+
+    /// True where the patch is more than the API takes at once: 413.
+    pub fn is_too_large(&self) -> bool {
+        matches!(self, Self::TooManyOperations { .. })
     }
 }
 

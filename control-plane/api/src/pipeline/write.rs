@@ -425,6 +425,8 @@ impl ParsedPatch {
 fn patch_failed(error: &PatchError) -> Status {
     if error.is_unprocessable() {
         Status::new(Reason::Invalid, error.to_string())
+    } else if error.is_too_large() {
+        Status::request_entity_too_large(error)
     } else {
         Status::bad_request(error.to_string())
     }
