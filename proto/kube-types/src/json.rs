@@ -17,6 +17,13 @@ pub fn parse(bytes: &[u8]) -> Result<(Value, Vec<String>), serde_json::Error> {
     Ok((value, state.duplicates))
 }
 
+/// Reads the same from another format's deserializer.
+pub fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(Value, Vec<String>), D::Error> {
+    let mut state = State::default();
+    let value = Seed(&mut state).deserialize(deserializer)?;
+    Ok((value, state.duplicates))
+}
+
 /// Adds `[3]` to a path.
 fn push_index(path: &mut String, index: usize) {
     path.push('[');
@@ -72,6 +79,14 @@ impl<'de> Visitor<'de> for Seed<'_> {
 
     fn visit_unit<E>(self) -> Result<Value, E> {
         Ok(Value::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {

@@ -126,11 +126,20 @@ pub fn decode(bytes: &[u8], encoding: Encoding) -> Result<(Value, Vec<String>), 
         Encoding::Protobuf => protobuf::decode(bytes)
             .map(|value| (value, Vec::new()))
             .map_err(|error| Status::bad_request(error.to_string())),
-        Encoding::Yaml => serde_saphyr::from_slice::<Value>(bytes)
-            .map(|value| (value, Vec::new()))
+        Encoding::Yaml => {
+            // As with JSON: the last one counts, and whether that is an error is for
+            // `fieldValidation` to say. A message is one line.
+            let options = serde_saphyr::options! {
+                duplicate_keys: serde_saphyr::DuplicateKeyPolicy::PassThrough,
+                with_snippet: false,
+            };
+            serde_saphyr::with_deserializer_from_slice_with_options(bytes, options, |yaml| {
+                json::read(yaml)
+            })
             .map_err(|error| {
-                Status::bad_request(format!("error converting YAML to JSON: {error}"))
-            }),
+                Status::bad_request(format!("error converting YAML to JSON: yaml: {error}"))
+            })
+        }
     }
 }
 
@@ -159,5 +168,20 @@ mod tests {
         }
         let (value, _) = decode(b"a: 1\n", Encoding::Yaml).expect("yaml");
         assert_eq!(value, serde_json::json!({"a": 1}));
+    }
+    #[test]
+    fn yaml_tells_of_fields_given_twice() {
+        let yaml = b"metadata: {name: a}\ndata: {a: b, a: c, n: ~, i: 1, t: 'y', m: [{x: 1}]}\n";
+        let (value, duplicates) = decode(yaml, Encoding::Yaml).expect("decodes");
+        assert_eq!(
+            value,
+            serde_json::json!({
+                "metadata": {"name": "a"},
+                "data": {"a": "c", "n": null, "i": 1, "t": "y", "m": [{"x": 1}]},
+            })
+        );
+        assert_eq!(duplicates, [r#"duplicate field "data.a""#]);
+        let refused = decode(b"kind: [a\n b", Encoding::Yaml).expect_err("400");
+        assert!(!refused.message.contains('\n'), "{}", refused.message);
     }
 }
