@@ -17,7 +17,9 @@ use crate::auth::authorize::authorize;
 use crate::pipeline::conform::{conform, json_type};
 use crate::pipeline::{Attributes, Core, Deletion, Stored, Verb};
 use crate::request::body;
-use crate::request::options::{DeleteOptions, ListOptions, WatchOptions, WriteOptions};
+use crate::request::options::{
+    DeleteOptions, ListOptions, WatchOptions, WriteOptions, check_force,
+};
 use crate::request::path::{Query, ResourcePath};
 use crate::stream;
 
@@ -48,6 +50,9 @@ pub(super) async fn serve(
     }
     let watching = path.watch || query.flag("watch")?.unwrap_or(false);
     let verb = verb(request.method(), &path, watching)?;
+    if path.subresource.is_none() && !resource.supports(verb.as_str()) {
+        return Err(Status::method_not_allowed());
+    }
     let attributes = Attributes {
         user: Arc::new(user),
         verb,
@@ -120,6 +125,7 @@ pub(super) async fn serve(
             authorize(&core, &attributes)?;
             let options = write_options(&parts, &query, "PatchOptions")?;
             let kind = body::patch_kind(content_type)?;
+            check_force(&query, kind)?;
             let bytes = body::read(request_body).await?;
             let stored = core.patch(&attributes, &options, kind, &bytes).await?;
             one(written(&stored), &stored)

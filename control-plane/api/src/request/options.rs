@@ -8,6 +8,10 @@ use serde_json::Value;
 
 use super::path::Query;
 use crate::client::PropagationPolicy;
+use crate::pipeline::conform::json_type;
+
+/// Longest name of a field manager.
+const FIELD_MANAGER_BYTES: usize = 128;
 
 /// What to do with unknown and duplicate fields (`fieldValidation`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -135,9 +139,11 @@ impl WriteOptions {
                 ));
             }
         };
+        let field_manager = query.get("fieldManager").unwrap_or_default();
+        check_field_manager(field_manager, kind)?;
         Ok(Self {
             dry_run: dry_run(query, kind)?,
-            field_manager: query.get("fieldManager").unwrap_or_default().to_owned(),
+            field_manager: field_manager.to_owned(),
             default_manager: String::new(),
             field_validation,
             force: query.flag("force")?.unwrap_or(false),
@@ -215,10 +221,24 @@ impl DeleteOptions {
     pub fn from_body(body: &Value) -> Result<Self, Status> {
         let wrong = |field: &str, value: &Value, go: &str| {
             Status::bad_request(format!(
-                "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: json: cannot unmarshal {value} into Go struct field DeleteOptions.{field} of type {go}"
+                "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: json: cannot unmarshal {} into Go struct field DeleteOptions.{field} of type {go}",
+                json_type(value),
             ))
         };
+        if !body.is_object() {
+            return Err(Status::bad_request(format!(
+                "couldn't get version/kind; json parse error: json: cannot unmarshal {} into Go value of type struct",
+                json_type(body),
+            )));
+        }
         let given = |field: &str| body.get(field).filter(|value| !value.is_null());
+        if let Some(kind) = given("kind")
+            && !matches!(kind.as_str(), Some("" | "DeleteOptions"))
+        {
+            return Err(Status::bad_request(format!(
+                "decoded object cannot be converted to DeleteOptions: it is of kind {kind}"
+            )));
+        }
         let mut options = Self::default();
         if let Some(value) = given("gracePeriodSeconds") {
             let seconds = value
@@ -239,16 +259,63 @@ impl DeleteOptions {
             options.orphan_dependents = Some(orphan);
         }
         if let Some(preconditions) = given("preconditions") {
-            let text = |field: &str| preconditions[field].as_str().map(str::to_owned);
-            options.precondition_uid = text("uid");
-            options.precondition_resource_version = text("resourceVersion");
+            if !preconditions.is_object() {
+                return Err(wrong("preconditions", preconditions, "v1.Preconditions"));
+            }
+            let text = |field: &str, go: &str| match preconditions.get(field) {
+                None | Some(Value::Null) => Ok(None),
+                Some(Value::String(text)) => Ok(Some(text.clone())),
+                Some(other) => Err(wrong(&format!("preconditions.{field}"), other, go)),
+            };
+            options.precondition_uid = text("uid", "types.UID")?;
+            options.precondition_resource_version = text("resourceVersion", "string")?;
         }
-        if let Some(Value::Array(values)) = given("dryRun") {
-            let values: Vec<&str> = values.iter().filter_map(Value::as_str).collect();
+        if let Some(value) = given("dryRun") {
+            let Value::Array(values) = value else {
+                return Err(wrong("dryRun", value, "[]string"));
+            };
+            let values = values.iter().map(|value| {
+                value
+                    .as_str()
+                    .ok_or_else(|| wrong("dryRun", value, "string"))
+            });
+            let values = values.collect::<Result<Vec<&str>, Status>>()?;
             options.dry_run = check_dry_run(&values, "DeleteOptions")?;
         }
         Ok(options)
     }
+}
+
+/// A patch that is no apply takes nothing over.
+pub fn check_force(query: &Query, patch: PatchKind) -> Result<(), Status> {
+    match query.get("force") {
+        Some(_) if patch != PatchKind::Apply => Err(invalid(
+            "PatchOptions",
+            FieldError::forbidden(
+                &Path::new("force"),
+                "may not be specified for non-apply patch",
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// A field manager is a short name that can be printed.
+fn check_field_manager(name: &str, kind: &str) -> Result<(), Status> {
+    let path = Path::new("fieldManager");
+    if name.len() > FIELD_MANAGER_BYTES {
+        return Err(invalid(
+            kind,
+            FieldError::too_long(&path, FIELD_MANAGER_BYTES),
+        ));
+    }
+    if name.chars().any(char::is_control) {
+        return Err(invalid(
+            kind,
+            FieldError::invalid(&path, name, "should only contain printable characters"),
+        ));
+    }
+    Ok(())
 }
 
 fn propagation_policy(text: &str) -> Result<PropagationPolicy, Status> {
@@ -287,4 +354,51 @@ fn invalid(kind: &str, error: FieldError) -> Status {
         "",
         &ErrorList(vec![error]),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn delete_options_of_a_wrong_type_delete_nothing() {
+        for body in [
+            json!("x"),
+            json!([]),
+            json!({"kind": "Pod"}),
+            json!({"preconditions": "x"}),
+            json!({"preconditions": {"uid": 1}}),
+            json!({"preconditions": {"resourceVersion": 7}}),
+            json!({"dryRun": "All"}),
+            json!({"dryRun": [true]}),
+            json!({"gracePeriodSeconds": "1"}),
+            json!({"orphanDependents": 1}),
+        ] {
+            let refused = DeleteOptions::from_body(&body).expect_err("400");
+            assert_eq!(refused.code, 400, "{body}: {refused}");
+        }
+        let options = DeleteOptions::from_body(&json!({
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": "u", "resourceVersion": "7"},
+            "dryRun": ["All"],
+        }))
+        .expect("options");
+        assert!(options.dry_run);
+        assert_eq!(options.precondition_uid.as_deref(), Some("u"));
+        assert_eq!(options.precondition_resource_version.as_deref(), Some("7"));
+    }
+
+    #[test]
+    fn field_managers_are_short_and_printable() {
+        let long = format!("fieldManager={}", "x".repeat(129));
+        for query in [long.as_str(), "fieldManager=%07"] {
+            let refused = WriteOptions::from_query(&Query::parse(query), "PatchOptions");
+            assert_eq!(refused.expect_err("422").code, 422);
+        }
+        let query = Query::parse("fieldManager=me&force=true");
+        assert!(check_force(&query, PatchKind::Merge).is_err());
+        assert!(check_force(&query, PatchKind::Apply).is_ok());
+    }
 }
