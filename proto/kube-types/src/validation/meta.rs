@@ -14,6 +14,8 @@ use crate::gvk::GroupVersionKind;
 use crate::names;
 use crate::object::Object;
 
+/// Finalizers that are Kubernetes' own; others are named after who takes them away.
+const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
 const ANNOTATIONS_MAX: usize = 256 * 1024;
 
 /// How a kind's objects may be called.
@@ -126,9 +128,16 @@ fn common(object: &Object, path: &Path, errors: &mut ErrorList) {
         &path.child("ownerReferences"),
         errors,
     );
-    for finalizer in object.finalizers() {
-        let messages = names::qualified_name(finalizer);
-        invalid_each(errors, &path.child("finalizers"), finalizer, messages);
+    for (i, finalizer) in object.finalizers().into_iter().enumerate() {
+        let path = path.child("finalizers");
+        invalid_each(errors, &path, finalizer, names::qualified_name(finalizer));
+        if !finalizer.contains('/') && !STANDARD_FINALIZERS.contains(&finalizer) {
+            errors.push(FieldError::invalid(
+                &path.index(i),
+                finalizer,
+                "name is neither a standard finalizer name nor is it fully qualified",
+            ));
+        }
     }
     if let Some(fields) = object
         .metadata()

@@ -370,7 +370,7 @@ fn traffic_policies(spec: &ServiceSpec, path: &Path, errors: &mut ErrorList) {
             "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'",
         ));
     }
-    if kind(spec) != "ExternalName" && !kind(spec).is_empty() {
+    if matches!(kind(spec), "ClusterIP" | "NodePort" | "LoadBalancer") {
         one_of(
             errors,
             &path.child("internalTrafficPolicy"),

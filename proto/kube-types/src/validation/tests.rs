@@ -111,6 +111,12 @@ fn names_and_labels() {
         deployment_with(&json!({"metadata": {"annotations": {"a": "x".repeat(300_000)}}})),
         ["metadata.annotations: Too long: may not be more than 262144 bytes"]
     );
+    assert_eq!(
+        deployment_with(&json!({"metadata": {"finalizers": ["orphan", "a.example/b", "mine"]}})),
+        [
+            "metadata.finalizers[2]: Invalid value: \"mine\": name is neither a standard finalizer name nor is it fully qualified"
+        ]
+    );
 }
 
 #[test]

@@ -133,6 +133,12 @@ pub(super) fn prepare_update(new: &mut Object, old: &Object) {
         if unset && let Some(ip) = old.get_path(&["spec", "clusterIP"]) {
             new.set_path(&["spec", "clusterIP"], ip.clone());
         }
+        // Who sets only the single field means both; whether it may change is for validation.
+        let single = ["spec", "clusterIP"];
+        if new.get_path(&single) != old.get_path(&single) && cluster_ips(new) == cluster_ips(old) {
+            new.remove_path(&["spec", "clusterIPs"]);
+            normalise_cluster_ips(new);
+        }
         for field in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
             if new.get_path(&["spec", field]).is_none()
                 && let Some(value) = old.get_path(&["spec", field])
@@ -511,5 +517,25 @@ mod tests {
         new.set_path(&["spec", "type"], json!("ClusterIP"));
         prepare_update(&mut new, &old);
         assert_eq!(new.pointer("/spec/ports/0/nodePort"), None);
+    }
+    #[test]
+    fn changing_only_the_single_cluster_ip_changes_the_list() {
+        let old = Object::from_value(json!({"spec": {
+            "type": "ClusterIP", "clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"],
+        }}))
+        .expect("an object");
+        let mut new = old.clone();
+        new.set_path(&["spec", "clusterIP"], json!("10.96.0.10"));
+        prepare_update(&mut new, &old);
+        assert_eq!(
+            new.pointer("/spec/clusterIPs"),
+            Some(&json!(["10.96.0.10"]))
+        );
+        new.set_path(&["spec", "clusterIPs"], json!(["10.96.0.11"]));
+        prepare_update(&mut new, &old);
+        assert_eq!(
+            new.pointer("/spec/clusterIPs"),
+            Some(&json!(["10.96.0.11"]))
+        );
     }
 }
