@@ -224,7 +224,7 @@ impl Client {
         typed(
             &self
                 .core
-                .create(&attributes, &WriteOptions::default(), body)
+                .create(&attributes, &options_of(&attributes), body)
                 .await?,
         )
     }
@@ -251,7 +251,7 @@ impl Client {
         typed(
             &self
                 .core
-                .update(&attributes, &WriteOptions::default(), body)
+                .update(&attributes, &options_of(&attributes), body)
                 .await?,
         )
     }
@@ -277,7 +277,7 @@ impl Client {
         self.core
             .patch(
                 attributes,
-                &WriteOptions::default(),
+                &options_of(attributes),
                 kind,
                 body.to_string().as_bytes(),
             )
@@ -326,7 +326,7 @@ impl Client {
             },
         };
         self.core
-            .create(&attributes, &WriteOptions::default(), encode(&binding)?)
+            .create(&attributes, &options_of(&attributes), encode(&binding)?)
             .await
             .map(|_| ())
     }
@@ -380,7 +380,7 @@ impl Client {
     ) -> Result<Object, Status> {
         let attributes = self.dynamic(gvr, Verb::Create, namespace, name, subresource)?;
         self.core
-            .create(&attributes, &WriteOptions::default(), object)
+            .create(&attributes, &options_of(&attributes), object)
             .await?
             .object()
     }
@@ -396,7 +396,7 @@ impl Client {
     ) -> Result<Object, Status> {
         let attributes = self.dynamic(gvr, Verb::Update, namespace, Some(name), subresource)?;
         self.core
-            .update(&attributes, &WriteOptions::default(), object)
+            .update(&attributes, &options_of(&attributes), object)
             .await?
             .object()
     }
@@ -578,6 +578,20 @@ fn encode<T: Serialize>(object: &T) -> Result<Object, Status> {
 
 fn typed<T: DeserializeOwned>(stored: &Stored) -> Result<T, Status> {
     serde_json::from_slice(&stored.json()).map_err(|error| decode_failed(&error))
+}
+
+/// Fields are managed by who writes them: `system:node:a` is a `kubelet`, of another name the last
+/// part counts.
+fn options_of(attributes: &Attributes) -> WriteOptions {
+    let name = attributes.user.name.as_str();
+    let manager = match name.strip_prefix("system:node:") {
+        Some(_) => "kubelet",
+        None => name.rsplit(':').next().unwrap_or(name),
+    };
+    WriteOptions {
+        default_manager: manager.to_owned(),
+        ..WriteOptions::default()
+    }
 }
 
 fn decode_failed(error: &serde_json::Error) -> Status {
