@@ -138,6 +138,9 @@ pub(super) async fn serve(
                 Deletion::Removed(stored) if !attributes.resource.strategy.returns_deleted() => {
                     Ok(deleted(&attributes, &stored.object()?))
                 }
+                Deletion::Pending(stored) if options.cascades() => {
+                    one(StatusCode::ACCEPTED, &stored)
+                }
                 Deletion::Removed(stored) | Deletion::Pending(stored) => {
                     one(StatusCode::OK, &stored)
                 }

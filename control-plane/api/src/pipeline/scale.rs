@@ -6,7 +6,7 @@ use pintle_kube_types::{
 };
 use serde_json::{Value, json};
 
-use super::conform::check_name;
+use super::conform::{check_name, json_type};
 use super::read::no_subresource;
 use super::write::{Missing, ParsedPatch};
 use super::{Attributes, Core, Stored};
@@ -121,7 +121,8 @@ fn replicas(name: &str, scale: &Object) -> Result<i32, Status> {
                 "must be greater than or equal to 0",
             ))),
             None => Err(Status::bad_request(format!(
-                "Scale in version \"v1\" cannot be handled as a Scale: json: cannot unmarshal {value} into Go struct field ScaleSpec.spec.replicas of type int32"
+                "Scale in version \"v1\" cannot be handled as a Scale: json: cannot unmarshal {} into Go struct field ScaleSpec.spec.replicas of type int32",
+                json_type(value),
             ))),
         },
     }

@@ -217,6 +217,13 @@ impl DeleteOptions {
         })
     }
 
+    /// Whether the client asked for what depends on the object to go with it: it then hears by a 202
+    /// that this is not done yet.
+    pub fn cascades(&self) -> bool {
+        self.propagation_policy == Some(PropagationPolicy::Foreground)
+            || self.orphan_dependents == Some(false)
+    }
+
     /// Reads a `DeleteOptions` object.
     pub fn from_body(body: &Value) -> Result<Self, Status> {
         let wrong = |field: &str, value: &Value, go: &str| {
@@ -379,13 +386,19 @@ mod tests {
             let refused = DeleteOptions::from_body(&body).expect_err("400");
             assert_eq!(refused.code, 400, "{body}: {refused}");
         }
+        for body in [
+            json!({"propagationPolicy": "Foreground"}),
+            json!({"orphanDependents": false}),
+        ] {
+            assert!(DeleteOptions::from_body(&body).expect("options").cascades());
+        }
         let options = DeleteOptions::from_body(&json!({
             "kind": "DeleteOptions",
             "preconditions": {"uid": "u", "resourceVersion": "7"},
             "dryRun": ["All"],
         }))
         .expect("options");
-        assert!(options.dry_run);
+        assert!(options.dry_run && !options.cascades());
         assert_eq!(options.precondition_uid.as_deref(), Some("u"));
         assert_eq!(options.precondition_resource_version.as_deref(), Some("7"));
     }
