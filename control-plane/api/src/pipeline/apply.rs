@@ -46,6 +46,11 @@ impl Core {
         let (value, duplicates) = body::decode(configuration, encoding)?;
         let (mut configuration, warnings) =
             conform(resource, value, duplicates, options.field_validation)?;
+        // Only what is created has to say its name.
+        let unnamed = configuration.name().is_none_or(str::is_empty);
+        if unnamed {
+            configuration.set_name(attributes.name()?);
+        }
         check_name(attributes, &mut configuration)?;
         let time = rfc3339(self.clock().now());
         let version = resource.api_version();
@@ -60,6 +65,9 @@ impl Core {
             Some(_) => Missing::NotFound,
         };
         self.mutate(attributes, options, missing, |live| {
+            if unnamed && live.is_none() {
+                return Err(Status::bad_request("name must be provided"));
+            }
             let mut new = apply::apply(live, &configuration, &schema, &write, options.force)?;
             defaults::apply_defaults(&gvk, &mut new);
             Ok((new, warnings.clone()))

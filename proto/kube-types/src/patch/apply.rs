@@ -342,11 +342,12 @@ fn prune(place: Place<'_>, merged: &Value, owners: &[Owner], last: Option<&Field
     let last = last.with_parents();
     let pruned = typed::remove(place, merged, &last).unwrap_or_else(empty);
     let all = typed::field_set(place, merged).with_parents();
-    // Back comes what any manager (this one's new configuration included) owns …
+    // Back comes what any manager (this one's new configuration included) owns, with what says which
+    // object it is: that is nobody's, but must not go with metadata that somebody no longer wants …
     let kept = typed::field_set(place, &pruned).with_parents();
     let managed = owners
         .iter()
-        .fold(FieldSet::new(), |set, owner| set.union(&owner.fields))
+        .fold(nobodys(""), |set, owner| set.union(&owner.fields))
         .with_parents();
     let unwanted = all.difference(&kept).difference(&managed);
     let pruned = typed::remove(place, merged, &unwanted).unwrap_or_else(empty);

@@ -370,3 +370,24 @@ proptest! {
         prop_assert_eq!(second, fresh);
     }
 }
+
+#[test]
+fn giving_up_all_annotations_keeps_the_name() {
+    let mut annotated = config(json!({"replicas": 1}));
+    annotated.set_path(&["metadata", "namespace"], json!("default"));
+    annotated.set_path(&["metadata", "annotations"], json!({"a": "b"}));
+    let time = "2024-01-01T00:00:00Z";
+    let live = apply(None, &annotated, &schema(), &write("me", time), false).expect("applies");
+    annotated.remove_path(&["metadata", "annotations"]);
+    let after = apply(
+        Some(&live),
+        &annotated,
+        &schema(),
+        &write("me", time),
+        false,
+    );
+    let after = after.expect("applies");
+    assert_eq!(after.name(), Some("web"));
+    assert_eq!(after.namespace(), Some("default"));
+    assert_eq!(after.pointer("/metadata/annotations/a"), None);
+}
