@@ -72,7 +72,6 @@ pub(crate) fn detach(log: &Path) -> Result<()> {
         .args(args)
         .arg0("pintle")
         .env(DETACHED, "1")
-        .current_dir("/")
         .stdin(Stdio::null())
         .stdout(writer)
         .stderr(file)
