@@ -126,11 +126,7 @@ impl Node {
             .append(true)
             .open(self.path("log"));
         let mut command = self.pintle(&["up", "--node-name", "node1"]);
-        command
-            .arg("--config")
-            .arg(config)
-            .arg("--kubeconfig")
-            .arg(self.path("kubeconfig"));
+        command.arg("--config").arg(config);
         command.stdin(Stdio::null()).stderr(log.expect("log file"));
         command
     }

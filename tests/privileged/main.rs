@@ -2,7 +2,7 @@
 //!
 //! One module per story. They run one after another (see `harness::node`) and clean up, so a
 //! second run sees the same machine.
-#![expect(missing_docs, unreachable_pub, reason = "a test binary has no users")]
+
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

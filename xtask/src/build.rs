@@ -10,15 +10,18 @@ use crate::command::run;
 /// Builds `target/release/pintle` and gives its path.
 pub(crate) fn run_build(workspace: &Path) -> Result<PathBuf> {
     crate::build_ebpf::run(workspace)?;
+    // Not position-independent: a pod's shim is this binary again, and the relocations of a
+    // PIE of this size would cost every shim megabytes of memory of its own.
     run(Command::new("cargo")
         .args([
-            "build",
+            "rustc",
             "--release",
             "--package",
             "pintle",
             "--bin",
             "pintle",
         ])
+        .args(["--", "-C", "relocation-model=static"])
         .current_dir(workspace))?;
     let binary = crate::target_dir(workspace).join("release/pintle");
     if !binary.exists() {
