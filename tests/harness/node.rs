@@ -118,7 +118,11 @@ impl Node {
         let parent = self.cgroup.path.display();
         fs::write(
             &config,
-            format!("cgroupParent: {parent}\nmaxPods: 50\n{}\n", self.config),
+            format!(
+                "cgroupParent: {parent}\nkubeconfig: {}\n{}\n",
+                self.path("kubeconfig").display(),
+                self.config
+            ),
         )
         .expect("config file");
         let log = fs::OpenOptions::new()
