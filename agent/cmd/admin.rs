@@ -106,7 +106,7 @@ impl Admin for AdminService {
     type PullImageStream = ProgressStream<ImageProgress>;
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        Ok(Response::new(self.running.status().await))
+        Ok(Response::new(self.running.status()))
     }
 
     async fn stop(

@@ -234,10 +234,10 @@ pub(crate) fn instance_id(run_dir: &Path) -> String {
     use sha2::{Digest, Sha256};
     use std::os::unix::ffi::OsStrExt;
     let hash = Sha256::digest(run_dir.as_os_str().as_bytes());
-    hash.iter()
-        .take(4)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    format!(
+        "{:08x}",
+        u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
+    )
 }
 
 fn read_file(path: &Path) -> Result<ConfigFile, ConfigError> {

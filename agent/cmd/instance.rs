@@ -52,7 +52,7 @@ impl Running {
         }
     }
 
-    pub(crate) async fn status(&self) -> StatusResponse {
+    pub(crate) fn status(&self) -> StatusResponse {
         let Inner {
             settings,
             control_plane,
@@ -157,7 +157,7 @@ fn progress(report: Report) -> ProgressFn {
             report("Resolving", 0, bytes);
         }
         Progress::Downloaded { bytes } => {
-            report("Downloading", bytes, total.load(Ordering::Relaxed))
+            report("Downloading", bytes, total.load(Ordering::Relaxed));
         }
         Progress::Unpacked { .. } => {
             let total = total.load(Ordering::Relaxed);

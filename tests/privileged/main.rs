@@ -4,6 +4,12 @@
 //! second run sees the same machine.
 
 #![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::missing_panics_doc,
+    reason = "a test binary has no users"
+)]
+#![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
     reason = "a test may panic and print"

@@ -49,7 +49,11 @@ enum Task {
         quick: bool,
     },
     /// Boot Debian 12's kernel in a VM and check limits there
-    Vm,
+    Vm {
+        /// A binary built before, instead of a fresh release build
+        #[arg(long, value_name = "FILE")]
+        pintle: Option<PathBuf>,
+    },
     /// Measure; the table goes to standard output, JSON to target/bench/
     Bench {
         #[command(subcommand)]
@@ -66,7 +70,11 @@ enum Task {
 #[derive(Subcommand)]
 enum Bench {
     /// Start of a node, the journey of web.yaml, memory and idle CPU
-    Up,
+    Up {
+        /// A binary built before, instead of a fresh release build
+        #[arg(long, value_name = "FILE")]
+        pintle: Option<PathBuf>,
+    },
 }
 
 /// Root of the workspace.
@@ -98,15 +106,20 @@ fn run(task: Task) -> Result<()> {
         Task::Build => build::run_build(&workspace).map(drop),
         Task::Demo => demo::run_demo(&workspace),
         Task::Test { quick } => test::run_tests(&workspace, quick),
-        Task::Vm => {
+        Task::Vm { pintle } => {
             setup::run_setup(&workspace)?;
-            vm::run_vm(&workspace, &build::run_build(&workspace)?)
+            vm::run_vm(&workspace, &binary(&workspace, pintle)?)
         }
-        Task::Bench { bench: Bench::Up } => {
-            bench::up::run(&workspace, &build::run_build(&workspace)?)
-        }
+        Task::Bench {
+            bench: Bench::Up { pintle },
+        } => bench::up::run(&workspace, &binary(&workspace, pintle)?),
         Task::Images => images::run(&workspace).map(drop),
         Task::Tidy => tidy::run(&workspace),
         Task::Codegen => codegen::run(&workspace),
     }
+}
+
+/// The binary that was named, or a fresh release build.
+fn binary(workspace: &Path, named: Option<PathBuf>) -> Result<PathBuf> {
+    named.map_or_else(|| build::run_build(workspace), Ok)
 }
