@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// Longest wait for anything to become true. Generous: two busy cores, a debug build.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A node under test.
 pub struct Node {
@@ -173,7 +173,7 @@ impl Node {
     pub fn import_images(&self) {
         let mut command = self.pintle(&["image", "import"]);
         for name in ["nginx-1.27", "nginx-1.28", "busybox-1.36"] {
-            command.arg(workspace().join(format!("target/images/{name}.tar")));
+            command.arg(target_dir().join(format!("images/{name}.tar")));
         }
         run(&mut command);
     }
@@ -270,10 +270,10 @@ impl Node {
         use sha2::{Digest, Sha256};
         use std::os::unix::ffi::OsStrExt;
         let hash = Sha256::digest(self.path("run").as_os_str().as_bytes());
-        hash.iter()
-            .take(4)
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        format!(
+            "{:08x}",
+            u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
+        )
     }
 
     /// What of this instance's is on the host: links, cgroups, mounts, pins, shims.
@@ -431,6 +431,11 @@ pub fn workspace() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// Cargo's target folder of the workspace.
+fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
 /// The kubectl on the PATH.
 fn path_kubectl() -> PathBuf {
     std::env::var_os("PINTLE_TEST_KUBECTL").map_or_else(|| PathBuf::from("kubectl"), PathBuf::from)
@@ -438,7 +443,7 @@ fn path_kubectl() -> PathBuf {
 
 /// Debian's kubectl 1.20, which `cargo xtask setup` unpacks.
 pub fn debian_kubectl() -> PathBuf {
-    workspace().join("target/tools/kubernetes-client/usr/bin/kubectl")
+    target_dir().join("tools/kubernetes-client/usr/bin/kubectl")
 }
 
 /// Runs a command that must succeed and gives its output.

@@ -51,7 +51,7 @@ fn fifty_kills_lose_nothing_and_leak_nothing() {
             }
             let replicas = next(&mut seed) % 4;
             node.try_kubectl(&format!("scale deployment/churn --replicas={replicas}"));
-            if next(&mut seed) % 3 == 0 {
+            if next(&mut seed).is_multiple_of(3) {
                 node.try_kubectl("delete pods -l app=churn --wait=false");
             }
         }

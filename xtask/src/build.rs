@@ -27,7 +27,7 @@ pub(crate) fn run_build(workspace: &Path) -> Result<PathBuf> {
     if !binary.exists() {
         bail!("cargo build left no {}", binary.display());
     }
-    let megabytes = binary.metadata().context("looking at the binary")?.len() as f64 / 1048576.0;
+    let megabytes = binary.metadata().context("looking at the binary")?.len() as f64 / 1_048_576.0;
     println!("build: {} ({megabytes:.1} MiB)", binary.display());
     Ok(binary)
 }

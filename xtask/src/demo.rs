@@ -156,7 +156,7 @@ fn from_pod(kubectl: &Kubectl) -> Result<String> {
                 "the client pod failed:\n{}",
                 kubectl.output("logs web-client")?
             ),
-            _ if started.elapsed() > Duration::from_secs(60) => {
+            _ if started.elapsed() > Duration::from_mins(1) => {
                 bail!(
                     "the client pod is {phase}:\n{}",
                     kubectl.output("describe pod web-client")?
@@ -187,5 +187,6 @@ pub(crate) fn show(journey: &Journey) {
 }
 
 fn indent(text: &str) -> String {
-    text.lines().map(|line| format!("    {line}\n")).collect()
+    text.lines()
+        .fold(String::new(), |shown, line| shown + "    " + line + "\n")
 }

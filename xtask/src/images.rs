@@ -25,7 +25,8 @@ struct Recipe {
     file: &'static str,
     reference: &'static str,
     packages: &'static [&'static str],
-    prepare: fn(&Path, tag: &str) -> Result<()>,
+    /// What to write besides the packages' files.
+    prepare: Option<fn(&Path, tag: &str) -> Result<()>>,
     config: fn() -> Value,
 }
 
@@ -50,21 +51,21 @@ const RECIPES: [Recipe; 3] = [
         file: "nginx-1.27",
         reference: "docker.io/library/nginx:1.27",
         packages: NGINX_PACKAGES,
-        prepare: prepare_nginx,
+        prepare: Some(prepare_nginx),
         config: nginx_config,
     },
     Recipe {
         file: "nginx-1.28",
         reference: "docker.io/library/nginx:1.28",
         packages: NGINX_PACKAGES,
-        prepare: prepare_nginx,
+        prepare: Some(prepare_nginx),
         config: nginx_config,
     },
     Recipe {
         file: "busybox-1.36",
         reference: "docker.io/library/busybox:1.36",
         packages: &["base-files", "base-passwd", "busybox-static", "netbase"],
-        prepare: prepare_busybox,
+        prepare: None,
         config: busybox_config,
     },
 ];
@@ -111,7 +112,9 @@ fn build(recipe: &Recipe, debs: &Path, archive: &Path) -> Result<()> {
     link_busybox(&root)?;
     users(&root)?;
     let tag = recipe.reference.rsplit(':').next().unwrap_or_default();
-    (recipe.prepare)(&root, tag)?;
+    if let Some(prepare) = recipe.prepare {
+        prepare(&root, tag)?;
+    }
 
     let mut tarball = tar::Builder::new(Vec::new());
     append_tree(&mut tarball, &root, Path::new(""))?;
@@ -289,10 +292,6 @@ fn nginx_config() -> Value {
         "ExposedPorts": {"80/tcp": {}},
         "StopSignal": "SIGQUIT",
     })
-}
-
-fn prepare_busybox(_root: &Path, _tag: &str) -> Result<()> {
-    Ok(())
 }
 
 fn busybox_config() -> Value {

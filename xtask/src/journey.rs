@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::command::output;
 
 /// Longest a journey may take before it counts as failed.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A kubectl with the cluster it speaks to.
 pub(crate) struct Kubectl {

@@ -3,6 +3,12 @@
 //! xtask is the project's only script language. Each task is one module; all of them find
 //! what they need through [`target_dir`] and run programs through [`command`].
 
+#![expect(clippy::print_stdout, reason = "a task's output is what people read")]
+#![expect(
+    clippy::cast_precision_loss,
+    reason = "figures for people, far below 2^52"
+)]
+
 mod bench;
 mod build;
 mod build_ebpf;
