@@ -11,11 +11,17 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod, Service, ServicePort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use tokio::sync::Semaphore;
 
 /// How long a container may take to listen; after that it counts as started all the same.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Between two looks: the kernel tells nobody that a socket listens.
+/// Between the first two looks: the kernel tells nobody that a socket listens.
 const PERIOD: Duration = Duration::from_millis(4);
+/// Between two looks, at most; each pause is twice the one before.
+const LONGEST_PERIOD: Duration = Duration::from_millis(64);
+/// One look at a time: the kernel walks all its sockets for each, which takes milliseconds,
+/// and many pods may start at once.
+static LOOKING: Semaphore = Semaphore::const_new(1);
 
 /// Waits, when there is anything to wait for.
 pub(super) async fn wait(
@@ -32,13 +38,16 @@ pub(super) async fn wait(
         return;
     }
     let listening = async {
-        let mut period = tokio::time::interval(PERIOD);
-        loop {
-            period.tick().await;
-            match listening(shim_pid) {
-                Some(ports) if !wanted.is_subset(&ports) => {}
+        let mut period = PERIOD;
+        while let Ok(turn) = LOOKING.acquire().await {
+            let look = tokio::task::spawn_blocking(move || listening(shim_pid)).await;
+            match look {
+                Ok(Some(ports)) if !wanted.is_subset(&ports) => {}
                 _ => return,
             }
+            drop(turn);
+            tokio::time::sleep(period).await;
+            period = (period * 2).min(LONGEST_PERIOD);
         }
     };
     if tokio::time::timeout(PATIENCE, listening).await.is_err() {
