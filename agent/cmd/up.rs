@@ -23,6 +23,12 @@ use crate::{admin, notify};
 /// How long the parts may take to end after a signal.
 const DRAIN: Duration = Duration::from_secs(10);
 
+/// How long an instance that was just killed may take to let go of its run directory: the
+/// kernel frees its memory first.
+const HANDOVER: Duration = Duration::from_secs(2);
+/// How often that is looked at.
+const HANDOVER_STEP: Duration = Duration::from_millis(20);
+
 /// Why `up` cannot start. Each names the way out.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpError {
@@ -51,7 +57,7 @@ pub(crate) async fn run(settings: Settings, ready: notify::Ready) -> Result<()> 
     let host = pintle_agent::preflight::check(settings.cgroup_parent.as_deref())?;
     directory("data-dir", &settings.data_dir)?;
     directory("run-dir", &settings.run_dir)?;
-    let _lock = lock(&settings.run_dir)?;
+    let _lock = lock(&settings.run_dir, HANDOVER).await?;
 
     let shutdown = CancellationToken::new();
     let control_plane = ControlPlane::build(settings.control_plane()).await?;
@@ -199,18 +205,51 @@ fn directory(option: &'static str, path: &Path) -> Result<(), UpError> {
         })
 }
 
-/// Holds the run directory for this process's life.
-fn lock(run_dir: &Path) -> Result<Flock<File>> {
+/// Holds the run directory for this process's life; waits at most `patience` for its last
+/// holder to be gone.
+async fn lock(run_dir: &Path, patience: Duration) -> Result<Flock<File>> {
     let path = run_dir.join("pintle.lock");
-    let file = File::create(&path).map_err(|source| UpError::Directory {
+    let mut file = File::create(&path).map_err(|source| UpError::Directory {
         option: "run-dir",
         path: run_dir.display().to_string(),
         source,
     })?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_file, error)| match error {
-        nix::errno::Errno::EWOULDBLOCK => {
-            UpError::RunDirInUse(run_dir.display().to_string()).into()
+    let deadline = tokio::time::Instant::now() + patience;
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((file, nix::errno::Errno::EWOULDBLOCK)) => file,
+            Err((_file, other)) => {
+                return Err(
+                    anyhow::Error::new(other).context(format!("locking {}", path.display()))
+                );
+            }
+        };
+        if tokio::time::Instant::now() >= deadline {
+            return Err(UpError::RunDirInUse(run_dir.display().to_string()).into());
         }
-        other => anyhow::Error::new(other).context(format!("locking {}", path.display())),
-    })
+        tokio::time::sleep(HANDOVER_STEP).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_run_directory_has_one_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = lock(dir.path(), Duration::ZERO).await.unwrap();
+        let refused = lock(dir.path(), Duration::ZERO).await.unwrap_err();
+        assert!(matches!(
+            refused.downcast_ref(),
+            Some(UpError::RunDirInUse(_))
+        ));
+        let path = dir.path().to_owned();
+        let mut second = JoinSet::new();
+        second.spawn(async move { lock(&path, HANDOVER).await.map(drop) });
+        tokio::task::yield_now().await;
+        drop(first);
+        second.join_next().await.unwrap().unwrap().unwrap();
+    }
 }
