@@ -16,6 +16,7 @@
     clippy::pedantic,
     reason = "generated"
 )]
+#[rustfmt::skip]
 #[path = "generated/pintle.node.v1.rs"]
 pub mod node;
 
@@ -27,6 +28,7 @@ pub mod node;
     clippy::pedantic,
     reason = "generated"
 )]
+#[rustfmt::skip]
 #[path = "generated/pintle.admin.v1.rs"]
 pub mod admin;
 
@@ -38,6 +40,7 @@ pub mod admin;
     clippy::pedantic,
     reason = "generated"
 )]
+#[rustfmt::skip]
 #[path = "generated/pintle.raft.v1.rs"]
 pub mod raft;
 
