@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
+use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -40,6 +41,8 @@ pub(crate) enum UpError {
         "--run-dir {0}: another instance uses it; stop it with `pintle down`, or give this one a --run-dir of its own"
     )]
     RunDirInUse(String),
+    #[error("--node-ip {0}: no interface of this host has that address")]
+    NodeIp(IpAddr, #[source] std::io::Error),
     #[error("--{option} {path}: cannot be used")]
     Directory {
         option: &'static str,
@@ -55,6 +58,10 @@ pub(crate) async fn run(settings: Settings, ready: notify::Ready) -> Result<()> 
         return Err(UpError::NotRoot.into());
     }
     let host = pintle_agent::preflight::check(settings.cgroup_parent.as_deref())?;
+    if let Some(address) = settings.node_ip {
+        // Only an address of this host can be bound to (bind(2), EADDRNOTAVAIL).
+        UdpSocket::bind((address, 0)).map_err(|error| UpError::NodeIp(address, error))?;
+    }
     directory("data-dir", &settings.data_dir)?;
     directory("run-dir", &settings.run_dir)?;
     let _lock = lock(&settings.run_dir, HANDOVER).await?;

@@ -121,6 +121,7 @@ fn up_refuses_what_it_cannot_use_and_changes_nothing() {
     fails(&["--service-cidr", "10.244.0.0/16"], "--service-cidr");
     fails(&["--pod-cidr", "10.244.0.0/30"], "--pod-cidr");
     fails(&["--bind", "203.0.113.9"], "--bind");
+    fails(&["--node-ip", "203.0.113.9"], "--node-ip 203.0.113.9");
     fails(
         &["--kubeconfig", "/proc/nowhere/kubeconfig"],
         "--kubeconfig",

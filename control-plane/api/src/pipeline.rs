@@ -31,6 +31,7 @@ pub(crate) mod persist;
 mod pods;
 mod read;
 mod scale;
+mod unserved;
 mod write;
 
 pub(crate) use delete::Deletion;

@@ -5,7 +5,7 @@ use pintle_kube_types::status::Status;
 use pintle_kube_types::{Object, patch, schema};
 use serde_json::Value;
 
-use super::Attributes;
+use super::{Attributes, unserved};
 use crate::registry::Resource;
 use crate::request::options::FieldValidation;
 
@@ -42,6 +42,7 @@ pub(crate) fn conform(
         warnings = report.into_result(&gvk, validation == FieldValidation::Strict)?;
         object = Object::from_value(value).unwrap_or_default();
     }
+    warnings.extend(unserved::warnings(&object));
     Ok((normalise(resource, object), warnings))
 }
 
@@ -71,6 +72,7 @@ pub(crate) fn conform_patched(
     }
     let mut object = Object::from_value(patched).unwrap_or_default();
     check_kind(resource, &mut object)?;
+    warnings.extend(unserved::warnings(&object));
     Ok((normalise(resource, object), warnings))
 }
 
