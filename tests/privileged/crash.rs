@@ -90,14 +90,17 @@ fn fifty_kills_lose_nothing_and_leak_nothing() {
                 .filter(|t| t.starts_with(kind) && t.contains(mark))
                 .count()
         };
-        pods("process", " shim") == 3 && pod_cgroups(node) == 3 && pod_links(node) == 3
+        pods("process", " shim") == 3
+            && pod_cgroups(node) == 3
+            && pod_links(node) == 3
+            && leases(node) == 3
     });
     node.kubectl("delete deployment churn");
     node.wait("no pods", |node| {
         node.fields("pods", "{.items[*].metadata.name}").is_empty()
     });
     node.wait("no pod's traces", |node| {
-        pod_cgroups(node) == 0 && pod_links(node) == 0
+        pod_cgroups(node) == 0 && pod_links(node) == 0 && leases(node) == 0
     });
     let out = node.down();
     assert!(
@@ -115,6 +118,16 @@ fn pod_cgroups(node: &Node) -> usize {
         .filter_map(|trace| trace.strip_prefix("cgroup "))
         .filter_map(|path| path.rsplit('/').next())
         .filter(|name| name.starts_with("pod"))
+        .count()
+}
+
+/// Addresses in use: one file per pod, named by its uid.
+fn leases(node: &Node) -> usize {
+    let dir = std::fs::read_dir(node.path("data/agent/ipam"));
+    dir.into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_name().len() == 36)
         .count()
 }
 
