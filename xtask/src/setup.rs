@@ -18,7 +18,7 @@ const NEEDS: [(&str, &str); 7] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("cpio", "cpio"),
     ("depmod", "kmod"),
-    ("docker-registry", "docker-registry"),
+    ("busybox", "busybox-static"),
 ];
 
 /// The Debian package that holds kubectl 1.20.
