@@ -18,7 +18,7 @@ mod up;
 use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{CommandFactory, Parser};
 
 use crate::cli::{Cli, Command, Output};
@@ -45,6 +45,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Up(up) => {
+            need_root("up", "a node makes namespaces, cgroups and BPF programs")?;
             let settings = config::Settings::resolve(&cli.instance, &up)?;
             if up.detach {
                 return notify::detach(&settings.data_dir.join("pintle.log"));
@@ -52,12 +53,23 @@ fn run(cli: Cli) -> Result<()> {
             telemetry::install();
             node_runtime()?.block_on(up::run(settings, notify::Ready::from_environment()))
         }
-        Command::Down => command_runtime()?.block_on(down::down(&cli.instance)),
-        Command::Reset { yes } => command_runtime()?.block_on(down::reset(&cli.instance, yes)),
+        Command::Down => {
+            need_root(
+                "down",
+                "it stops pods and removes what they left on this host",
+            )?;
+            command_runtime()?.block_on(down::down(&cli.instance))
+        }
+        Command::Reset { yes } => {
+            need_root("reset", "it stops pods and removes the cluster's data")?;
+            command_runtime()?.block_on(down::reset(&cli.instance, yes))
+        }
         Command::Status { output } => {
+            need_root("status", "only root may speak to the instance")?;
             command_runtime()?.block_on(status::run(&cli.instance.run_dir, output))
         }
         Command::Image(command) => {
+            need_root("image", "only root may speak to the instance")?;
             command_runtime()?.block_on(image::run(&cli.instance.run_dir, command))
         }
         Command::Completion { shell } => {
@@ -66,6 +78,14 @@ fn run(cli: Cli) -> Result<()> {
         }
         Command::Version { output } => version(output),
     }
+}
+
+/// Refuses, before anything is looked at, what only root can do.
+fn need_root(command: &str, why: &str) -> Result<()> {
+    if nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    bail!("must run as root: {why}; try `sudo pintle {command}`")
 }
 
 fn version(output: Output) -> Result<()> {

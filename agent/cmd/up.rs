@@ -34,10 +34,6 @@ const HANDOVER_STEP: Duration = Duration::from_millis(20);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpError {
     #[error(
-        "must run as root: a node makes namespaces, cgroups and BPF programs; try `sudo pintle up`"
-    )]
-    NotRoot,
-    #[error(
         "--run-dir {0}: another instance uses it; stop it with `pintle down`, or give this one a --run-dir of its own"
     )]
     RunDirInUse(String),
@@ -54,9 +50,6 @@ pub(crate) enum UpError {
 /// Runs until a signal or `pintle down`.
 pub(crate) async fn run(settings: Settings, ready: notify::Ready) -> Result<()> {
     let started_at = SystemTime::now();
-    if !nix::unistd::geteuid().is_root() {
-        return Err(UpError::NotRoot.into());
-    }
     let host = pintle_agent::preflight::check(settings.cgroup_parent.as_deref())?;
     if let Some(address) = settings.node_ip {
         // Only an address of this host can be bound to (bind(2), EADDRNOTAVAIL).

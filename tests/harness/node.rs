@@ -276,9 +276,13 @@ impl Node {
         )
     }
 
+    /// Folder of this instance's pinned BPF maps and links.
+    pub fn pins(&self) -> PathBuf {
+        PathBuf::from(format!("/sys/fs/bpf/pintle-{}", self.instance_id()))
+    }
+
     /// What of this instance's is on the host: links, cgroups, mounts, pins, shims.
     pub fn traces(&self) -> Vec<String> {
-        let id = self.instance_id();
         let mut found = Vec::new();
         let links = text(
             &Command::new("ip")
@@ -305,7 +309,7 @@ impl Node {
                 .filter(|line| line.contains(&dir))
                 .map(|line| format!("mount {line}")),
         );
-        let pins = PathBuf::from(format!("/sys/fs/bpf/pintle-{id}"));
+        let pins = self.pins();
         if pins.exists() {
             found.push(format!("pins {}", pins.display()));
         }

@@ -17,6 +17,7 @@
 
 mod bad_input;
 mod crash;
+mod host;
 mod journey;
 mod life_cycle;
 
@@ -24,5 +25,6 @@ mod life_cycle;
 #[path = "../harness"]
 mod harness {
     pub mod http;
+    pub mod maps;
     pub mod node;
 }
