@@ -35,11 +35,21 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever read our output has seen enough, as `head` does.
+        Err(error) if is_closed_output(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pintle: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether writing to standard output failed because nobody reads it any more. Nothing else that
+/// a command does ends in a broken pipe: gRPC reports its own as a `Status`.
+fn is_closed_output(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 fn run(cli: Cli) -> Result<()> {
@@ -73,7 +83,10 @@ fn run(cli: Cli) -> Result<()> {
             command_runtime()?.block_on(image::run(&cli.instance.run_dir, command))
         }
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "pintle", &mut std::io::stdout());
+            // It panics where it cannot write; memory always can be written.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "pintle", &mut script);
+            std::io::stdout().write_all(&script)?;
             Ok(())
         }
         Command::Version { output } => version(output),
