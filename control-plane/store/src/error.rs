@@ -144,6 +144,18 @@ pub enum Rejection {
         /// The longest.
         limit: usize,
     },
+    /// An update of a key that does not exist.
+    #[error("key {key:?} does not exist")]
+    KeyNotFound {
+        /// The key, lossily.
+        key: String,
+    },
+    /// Transactions lie in each other too deep.
+    #[error("transactions are nested more than {limit} deep")]
+    TooDeep {
+        /// The deepest.
+        limit: usize,
+    },
     /// A transaction is larger than the log takes.
     #[error("transaction of {bytes} bytes is over the limit of {limit}")]
     TooLarge {

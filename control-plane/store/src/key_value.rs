@@ -3,6 +3,8 @@
 //! Watches nothing and changes nothing: plain data that callers hand to
 //! [`Store`](crate::Store) and that travels through the log.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +14,15 @@ pub type Revision = u64;
 
 /// Names a lease; `0` means "no lease".
 pub type LeaseId = u64;
+
+/// How long a lease lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseState {
+    /// From the grant, or the last time it was kept alive.
+    pub ttl: Duration,
+    /// From now.
+    pub left: Duration,
+}
 
 /// One version of one key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,6 +141,9 @@ pub enum CompareOp {
 pub struct Compare {
     /// The key looked at.
     pub key: Bytes,
+    /// Empty for just `key`; else every key in `key..end` must hold, and when there is none
+    /// the condition is that of a key that does not exist.
+    pub end: Bytes,
     /// The given side.
     pub target: CompareTarget,
     /// The relation that must hold.
@@ -141,6 +155,7 @@ impl Compare {
     pub fn mod_revision(key: impl Into<Bytes>, revision: Revision) -> Self {
         Self {
             key: key.into(),
+            end: Bytes::new(),
             target: CompareTarget::ModRevision(revision),
             op: CompareOp::Equal,
         }
@@ -164,6 +179,15 @@ pub enum Op {
         /// Lease to bind the key to, or 0.
         lease: LeaseId,
     },
+    /// Writes a key that must exist, keeping what is not given.
+    Update {
+        /// The key.
+        key: Bytes,
+        /// The value; `None` keeps the one there is.
+        value: Option<Bytes>,
+        /// The lease, or 0; `None` keeps the one there is.
+        lease: Option<LeaseId>,
+    },
     /// Deletes keys.
     Delete {
         /// First key, inclusive.
@@ -173,6 +197,9 @@ pub enum Op {
     },
     /// Reads, seeing the transaction's own writes so far.
     Range(RangeRequest),
+    /// A transaction inside: its conditions are decided, like all others, on the state before
+    /// the outermost transaction.
+    Txn(Txn),
 }
 
 impl Op {
@@ -212,10 +239,23 @@ pub struct Txn {
 }
 
 impl Txn {
+    /// The operations of one branch.
+    pub(crate) fn branch(&self, succeeded: bool) -> &[Op] {
+        if succeeded {
+            &self.success
+        } else {
+            &self.failure
+        }
+    }
+
     /// Whether either branch could change anything.
     pub fn writes(&self) -> bool {
-        let reads = |op: &Op| matches!(op, Op::Range(_));
-        !self.success.iter().chain(&self.failure).all(reads)
+        let writes = |op: &Op| match op {
+            Op::Range(_) => false,
+            Op::Txn(txn) => txn.writes(),
+            Op::Put { .. } | Op::Update { .. } | Op::Delete { .. } => true,
+        };
+        self.success.iter().chain(&self.failure).any(writes)
     }
 }
 
@@ -234,6 +274,8 @@ pub enum OpResponse {
     },
     /// What was read.
     Range(RangeResponse),
+    /// What the transaction inside came to.
+    Txn(TxnResponse),
 }
 
 /// Answer to a [`Txn`].

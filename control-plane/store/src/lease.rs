@@ -67,6 +67,22 @@ impl LeaseBook {
         Some(ttl)
     }
 
+    /// A lease's time to live and what is left of it; all of it where no deadline is known.
+    pub(crate) fn time_to_live(&self, id: LeaseId, now: Instant) -> Option<(Duration, Duration)> {
+        let lease = self.leases.get(&id)?;
+        let left = lease
+            .deadline
+            .map_or(lease.ttl, |at| at.saturating_duration_since(now));
+        Some((lease.ttl, left))
+    }
+
+    /// All leases, in order.
+    pub(crate) fn ids(&self) -> Vec<LeaseId> {
+        let mut ids: Vec<_> = self.leases.keys().copied().collect();
+        ids.sort_unstable();
+        ids
+    }
+
     /// Gives a deadline to leases without one.
     pub(crate) fn arm(&mut self, now: Instant) {
         for id in std::mem::take(&mut self.fresh) {
@@ -153,6 +169,12 @@ mod tests {
         book.arm(start);
         assert_eq!(book.keep_alive(7, start + 5 * SECOND), Some(10 * SECOND));
         assert_eq!(book.keep_alive(8, start), None);
+        assert_eq!(
+            book.time_to_live(7, start + 8 * SECOND),
+            Some((10 * SECOND, 7 * SECOND))
+        );
+        assert_eq!(book.time_to_live(8, start), None);
+        assert_eq!(book.ids(), [7]);
         assert!(book.expired(start + 14 * SECOND, SECOND).is_empty());
         assert_eq!(book.expired(start + 15 * SECOND, SECOND), [7]);
     }

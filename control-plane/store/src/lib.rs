@@ -69,7 +69,7 @@ pub use config::StoreConfig;
 pub use error::{Rejection, StoreError};
 pub use health::{SYNC_BUCKETS_MICROS, StoreHealth, SyncHistogram};
 pub use key_value::{
-    ALL_KEYS_END, Compare, CompareOp, CompareTarget, KeyValue, LeaseId, Op, OpResponse,
+    ALL_KEYS_END, Compare, CompareOp, CompareTarget, KeyValue, LeaseId, LeaseState, Op, OpResponse,
     RangeRequest, RangeResponse, Revision, Txn, TxnResponse, prefix_end,
 };
 pub use store::Store;

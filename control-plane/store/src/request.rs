@@ -16,6 +16,11 @@ use crate::key_value::{
 /// Version of the encoding of a batch of requests; the first byte of each.
 pub(crate) const ENCODING: u8 = 1;
 
+/// Set in a compare's tag when the end of a range follows.
+const RANGED: u8 = 4;
+/// How deep transactions may lie in each other.
+pub(crate) const MAX_DEPTH: usize = 128;
+
 /// One change proposed to the state machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Request {
@@ -53,6 +58,9 @@ pub(crate) enum DecodeError {
     /// A newer program wrote it.
     #[error("the record has encoding {found}, this program reads {ENCODING}")]
     Encoding { found: u8 },
+    /// Transactions lie in each other too deep.
+    #[error("transactions are nested more than {MAX_DEPTH} deep")]
+    Deep,
     /// Bytes are left over.
     #[error("{left} bytes follow the record")]
     Trailing { left: usize },
@@ -95,7 +103,7 @@ pub(crate) fn decode(mut input: Bytes) -> Result<Vec<Request>, DecodeError> {
     }
     let requests = take_list(&mut input, |input| {
         Ok(match take_byte(input)? {
-            0 => Request::Txn(take_txn(input)?),
+            0 => Request::Txn(take_txn(input, 0)?),
             1 => Request::Compact(take_number(input)?),
             2 => Request::LeaseGrant {
                 id: take_number(input)?,
@@ -121,18 +129,24 @@ pub(crate) fn decode(mut input: Bytes) -> Result<Vec<Request>, DecodeError> {
 
 /// About how many bytes a request takes; never far too small.
 pub(crate) fn size_hint(request: &Request) -> usize {
-    let Request::Txn(txn) = request else {
-        return 24;
-    };
+    match request {
+        Request::Txn(txn) => txn_size_hint(txn),
+        _ => 24,
+    }
+}
+
+fn txn_size_hint(txn: &Txn) -> usize {
     let compares = txn.compares.iter().map(|compare| {
         let value = match &compare.target {
             CompareTarget::Value(value) => value.len(),
             _ => 10,
         };
-        compare.key.len() + value + 16
+        compare.key.len() + compare.end.len() + value + 16
     });
     let ops = txn.success.iter().chain(&txn.failure).map(|op| match op {
         Op::Put { key, value, .. } => key.len() + value.len() + 24,
+        Op::Update { key, value, .. } => key.len() + value.as_ref().map_or(0, Bytes::len) + 24,
+        Op::Txn(txn) => txn_size_hint(txn),
         Op::Delete { start, end } => start.len() + end.len() + 16,
         Op::Range(range) => range.start.len() + range.end.len() + 40,
     });
@@ -143,12 +157,18 @@ fn put_txn(out: &mut BytesMut, txn: &Txn) {
     put_number(out, txn.compares.len() as u64);
     for compare in &txn.compares {
         put_bytes(out, &compare.key);
-        out.put_u8(match compare.op {
+        let op = match compare.op {
             CompareOp::Equal => 0,
             CompareOp::Greater => 1,
             CompareOp::Less => 2,
             CompareOp::NotEqual => 3,
-        });
+        };
+        if compare.end.is_empty() {
+            out.put_u8(op);
+        } else {
+            out.put_u8(op | RANGED);
+            put_bytes(out, &compare.end);
+        }
         match &compare.target {
             CompareTarget::ModRevision(n) => put_tagged(out, 0, *n),
             CompareTarget::CreateRevision(n) => put_tagged(out, 1, *n),
@@ -170,6 +190,21 @@ fn put_txn(out: &mut BytesMut, txn: &Txn) {
                     put_bytes(out, value);
                     put_number(out, *lease);
                 }
+                Op::Update { key, value, lease } => {
+                    out.put_u8(3);
+                    put_bytes(out, key);
+                    out.put_u8(u8::from(value.is_some()) | u8::from(lease.is_some()) << 1);
+                    if let Some(value) = value {
+                        put_bytes(out, value);
+                    }
+                    if let Some(lease) = lease {
+                        put_number(out, *lease);
+                    }
+                }
+                Op::Txn(txn) => {
+                    out.put_u8(4);
+                    put_txn(out, txn);
+                }
                 Op::Delete { start, end } => {
                     out.put_u8(1);
                     put_bytes(out, start);
@@ -188,10 +223,19 @@ fn put_txn(out: &mut BytesMut, txn: &Txn) {
     }
 }
 
-fn take_txn(input: &mut Bytes) -> Result<Txn, DecodeError> {
+fn take_txn(input: &mut Bytes, depth: usize) -> Result<Txn, DecodeError> {
+    if depth > MAX_DEPTH {
+        return Err(DecodeError::Deep);
+    }
     let compares = take_list(input, |input| {
         let key = take_bytes(input)?;
-        let op = match take_byte(input)? {
+        let tag = take_byte(input)?;
+        let end = if tag & RANGED == 0 {
+            Bytes::new()
+        } else {
+            take_bytes(input)?
+        };
+        let op = match tag & !RANGED {
             0 => CompareOp::Equal,
             1 => CompareOp::Greater,
             2 => CompareOp::Less,
@@ -216,7 +260,12 @@ fn take_txn(input: &mut Bytes) -> Result<Txn, DecodeError> {
                 });
             }
         };
-        Ok(Compare { key, target, op })
+        Ok(Compare {
+            key,
+            end,
+            target,
+            op,
+        })
     })?;
     let mut take_branch = || {
         take_list(input, |input| {
@@ -245,6 +294,14 @@ fn take_txn(input: &mut Bytes) -> Result<Txn, DecodeError> {
                         count_only: flags & 2 != 0,
                     })
                 }
+                3 => {
+                    let key = take_bytes(input)?;
+                    let given = take_byte(input)?;
+                    let value = (given & 1 != 0).then(|| take_bytes(input)).transpose()?;
+                    let lease = (given & 2 != 0).then(|| take_number(input)).transpose()?;
+                    Op::Update { key, value, lease }
+                }
+                4 => Op::Txn(take_txn(input, depth + 1)?),
                 tag => {
                     return Err(DecodeError::Tag {
                         field: "operation",
@@ -337,7 +394,26 @@ mod tests {
     }
 
     fn op() -> impl Strategy<Value = Op> {
+        let inner = || proptest::collection::vec(flat_op(), 0..3);
+        let nested = (proptest::collection::vec(compare(), 0..2), inner(), inner());
         prop_oneof![
+            4 => flat_op(),
+            1 => nested.prop_map(|(compares, success, failure)| Op::Txn(Txn {
+                compares,
+                success,
+                failure
+            })),
+        ]
+    }
+
+    fn flat_op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (
+                bytes(),
+                proptest::option::of(bytes()),
+                proptest::option::of(any::<u64>())
+            )
+                .prop_map(|(key, value, lease)| Op::Update { key, value, lease }),
             (bytes(), bytes(), any::<u64>()).prop_map(|(key, value, lease)| Op::Put {
                 key,
                 value,
@@ -379,7 +455,12 @@ mod tests {
             Just(CompareOp::Less),
             Just(CompareOp::NotEqual)
         ];
-        (bytes(), target, op).prop_map(|(key, target, op)| Compare { key, target, op })
+        (bytes(), bytes(), target, op).prop_map(|(key, end, target, op)| Compare {
+            key,
+            end,
+            target,
+            op,
+        })
     }
 
     fn request() -> impl Strategy<Value = Request> {
@@ -418,5 +499,18 @@ mod tests {
             let cut = cut.index(encoded.len());
             prop_assert!(decode(encoded.slice(..cut)).is_err());
         }
+    }
+
+    #[test]
+    fn depth_is_bounded() {
+        let nest = |depth: usize| {
+            let txn = (0..depth).fold(Txn::default(), |inner, _| Txn {
+                success: vec![Op::Txn(inner)],
+                ..Txn::default()
+            });
+            decode(encode(&[Request::Txn(txn)]))
+        };
+        assert!(nest(MAX_DEPTH).is_ok());
+        assert_eq!(nest(MAX_DEPTH + 1), Err(DecodeError::Deep));
     }
 }

@@ -7,12 +7,15 @@
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod nested;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -25,7 +28,7 @@ use crate::failure::{Failure, chain};
 use crate::health::StoreHealth;
 use crate::keeper::{Keeper, Wake};
 use crate::key_value::{
-    KeyValue, LeaseId, RangeRequest, RangeResponse, Revision, Txn, TxnResponse,
+    KeyValue, LeaseId, LeaseState, RangeRequest, RangeResponse, Revision, Txn, TxnResponse,
 };
 use crate::mvcc::Machine;
 use crate::mvcc::apply::{MAX_TXN_BYTES, validate};
@@ -163,10 +166,11 @@ impl Store {
         self.submit(Request::Compact(revision)).await.map(drop)
     }
 
-    /// Makes a lease; keys put with it are deleted when it ends. `id` 0 picks one.
+    /// Makes a lease; keys put with it are deleted when it ends. `id` 0 picks one from the upper
+    /// half of the numbers; the lower half is left to those who choose their own.
     pub async fn grant_lease(&self, id: LeaseId, ttl: Duration) -> Result<LeaseId, StoreError> {
         let id = if id == 0 {
-            rand::random_range(1..=i64::MAX.cast_unsigned())
+            rand::random_range(1 << 63..LeaseId::MAX)
         } else {
             id
         };
@@ -191,6 +195,42 @@ impl Store {
             .keep_alive(id, Instant::now());
         self.inner.wake.now();
         kept.ok_or(StoreError::Rejected(Rejection::LeaseNotFound { id }))
+    }
+
+    /// What is known of a lease: on the leader how long it still lives, on others its full
+    /// time to live.
+    pub fn lease(&self, id: LeaseId) -> Option<LeaseState> {
+        let leases = self.inner.machine.leases().lock();
+        let (ttl, left) = leases.time_to_live(id, Instant::now())?;
+        Some(LeaseState { ttl, left })
+    }
+
+    /// The keys bound to a lease, in order.
+    pub fn lease_keys(&self, id: LeaseId) -> Result<Vec<Bytes>, StoreError> {
+        self.inner.machine.view()?.lease_keys(id)
+    }
+
+    /// All leases, in order.
+    pub fn leases(&self) -> Vec<LeaseId> {
+        self.inner.machine.leases().lock().ids()
+    }
+
+    /// This member's id.
+    pub fn member_id(&self) -> u64 {
+        self.inner.engine.node_id()
+    }
+
+    /// The Raft term.
+    pub fn term(&self) -> u64 {
+        self.inner.leadership.borrow().term
+    }
+
+    /// Bytes the state database takes on disk.
+    pub fn state_bytes(&self) -> Result<u64, StoreError> {
+        let path = self.inner.machine.path();
+        std::fs::metadata(path)
+            .map(|file| file.len())
+            .map_err(|source| StoreError::io("look at", path, source))
     }
 
     /// Whether this member leads; changes are announced on the receiver.

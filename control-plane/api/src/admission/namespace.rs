@@ -56,6 +56,7 @@ pub(super) fn exists(
     }
     Ok(Some(Compare {
         key,
+        end: bytes::Bytes::new(),
         target: CompareTarget::CreateRevision(kv.create_revision),
         op: CompareOp::Equal,
     }))

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redb::{Durability, ReadableTable, Table, WriteTransaction};
 
-use super::read::{check_revision, encode_membership, end_of, holds, range};
+use super::read::{all_hold, check_revision, encode_membership, end_of, range};
 use super::tables::{
     CHANGE_DELETE, CHANGE_PUT, CHANGES, HISTORY, LATEST, LEASE_KEYS, LEASES, META, StateRow,
     TOMBSTONE, VersionHead, corrupted,
@@ -21,7 +21,7 @@ use crate::error::{Rejection, StoreError};
 use crate::key_value::{
     ALL_KEYS_END, KeyValue, LeaseId, Op, OpResponse, Revision, Txn, TxnResponse,
 };
-use crate::request::{Outcome, Reply, Request};
+use crate::request::{MAX_DEPTH, Outcome, Reply, Request};
 use crate::wal::frame::Position;
 use crate::watch::hub::Change;
 use crate::watch::{EventKind, WatchEvent};
@@ -113,6 +113,14 @@ struct Batch<'txn> {
 }
 
 type Applied<T> = Result<T, redb::Error>;
+
+/// Which branches a transaction takes: its own, and those of the transactions inside that
+/// branch, in order.
+#[derive(Debug, Default)]
+struct Path {
+    succeeded: bool,
+    inner: Vec<Path>,
+}
 
 impl<'txn> Batch<'txn> {
     fn open(txn: &'txn WriteTransaction) -> Applied<Self> {
@@ -219,58 +227,94 @@ impl<'txn> Batch<'txn> {
         if let Err(rejection) = validate(txn) {
             return Ok(Err(rejection));
         }
-        let mut succeeded = true;
-        for compare in &txn.compares {
-            if !holds(&self.latest, compare)? {
-                succeeded = false;
-                break;
-            }
-        }
-        let ops = if succeeded {
-            &txn.success
-        } else {
-            &txn.failure
+        let path = match self.choose(txn)? {
+            Ok(path) => path,
+            Err(rejection) => return Ok(Err(rejection)),
         };
-        if let Err(rejection) = self.admit(ops)? {
-            return Ok(Err(rejection));
-        }
         // From here on nothing is refused, so that a transaction is all or nothing.
         let mut change = Change::new(self.state.revision + 1);
-        let mut responses = Vec::with_capacity(ops.len());
-        for op in ops {
-            responses.push(self.op(op, &mut change)?);
-        }
+        let response = self.run(txn, path, &mut change)?;
         self.finish(change, effects);
-        Ok(Ok(Reply::Txn(TxnResponse {
-            succeeded,
-            revision: self.state.revision,
-            responses,
-        })))
+        Ok(Ok(Reply::Txn(response)))
     }
 
-    /// What depends on the state and could refuse a branch.
-    fn admit(&self, ops: &[Op]) -> Applied<Result<(), Rejection>> {
-        for op in ops {
-            match op {
-                Op::Put { lease, .. } if *lease != 0 && self.leases.get(*lease)?.is_none() => {
-                    return Ok(Err(Rejection::LeaseNotFound { id: *lease }));
-                }
-                Op::Range(request) => {
-                    if let Err(rejection) = check_revision(request.revision, &self.state) {
-                        return Ok(Err(rejection));
+    /// Decides all conditions, and what depends on the state and could refuse a branch, before
+    /// anything is written.
+    fn choose(&self, txn: &Txn) -> Applied<Result<Path, Rejection>> {
+        let succeeded = all_hold(&self.latest, &txn.compares)?;
+        let mut inner = Vec::new();
+        for op in txn.branch(succeeded) {
+            let refused = match op {
+                Op::Put { lease, .. } => self.check_lease(*lease)?,
+                Op::Update { key, lease, .. } => {
+                    if self.latest.get(&key[..])?.is_none() {
+                        let key = String::from_utf8_lossy(key).into_owned();
+                        Err(Rejection::KeyNotFound { key })
+                    } else {
+                        self.check_lease(lease.unwrap_or(0))?
                     }
                 }
-                _ => {}
+                Op::Range(request) => check_revision(request.revision, &self.state),
+                Op::Txn(txn) => self.choose(txn)?.map(|path| inner.push(path)),
+                Op::Delete { .. } => Ok(()),
+            };
+            if let Err(rejection) = refused {
+                return Ok(Err(rejection));
             }
         }
-        Ok(Ok(()))
+        Ok(Ok(Path { succeeded, inner }))
     }
 
-    fn op(&mut self, op: &Op, change: &mut Change) -> Applied<OpResponse> {
+    fn check_lease(&self, id: LeaseId) -> Applied<Result<(), Rejection>> {
+        Ok(if id != 0 && self.leases.get(id)?.is_none() {
+            Err(Rejection::LeaseNotFound { id })
+        } else {
+            Ok(())
+        })
+    }
+
+    fn run(&mut self, txn: &Txn, path: Path, change: &mut Change) -> Applied<TxnResponse> {
+        let ops = txn.branch(path.succeeded);
+        let mut paths = path.inner.into_iter();
+        let mut responses = Vec::with_capacity(ops.len());
+        for op in ops {
+            responses.push(self.op(op, &mut paths, change)?);
+        }
+        Ok(TxnResponse {
+            succeeded: path.succeeded,
+            revision: self.seen_revision(change),
+            responses,
+        })
+    }
+
+    /// The revision a transaction is at: its own once it has changed something.
+    fn seen_revision(&self, change: &Change) -> Revision {
+        if change.events.is_empty() {
+            self.state.revision
+        } else {
+            change.revision
+        }
+    }
+
+    /// Runs one operation; `paths` are those of the transactions inside the branch.
+    fn op(
+        &mut self,
+        op: &Op,
+        paths: &mut impl Iterator<Item = Path>,
+        change: &mut Change,
+    ) -> Applied<OpResponse> {
         Ok(match op {
             Op::Put { key, value, lease } => OpResponse::Put {
-                prev: self.put(key, value, *lease, change)?,
+                prev: self.put(key, Some(value), Some(*lease), change)?,
             },
+            Op::Update { key, value, lease } => OpResponse::Put {
+                prev: self.put(key, value.as_ref(), *lease, change)?,
+            },
+            Op::Txn(txn) => {
+                // `choose` has found one path for each.
+                let path = paths.next().unwrap_or_default();
+                OpResponse::Txn(self.run(txn, path, change)?)
+            }
             Op::Delete { start, end } => {
                 let mut keys = Vec::new();
                 if end.is_empty() {
@@ -291,11 +335,7 @@ impl<'txn> Batch<'txn> {
                 &self.latest,
                 &self.history,
                 request,
-                if change.events.is_empty() {
-                    self.state.revision
-                } else {
-                    change.revision
-                },
+                self.seen_revision(change),
             )?),
         })
     }
@@ -303,11 +343,14 @@ impl<'txn> Batch<'txn> {
     fn put(
         &mut self,
         key: &Bytes,
-        value: &Bytes,
-        lease: LeaseId,
+        value: Option<&Bytes>,
+        lease: Option<LeaseId>,
         change: &mut Change,
     ) -> Applied<Option<KeyValue>> {
         let prev = self.supersede(key)?;
+        let value = value.or(prev.as_ref().map(|kv| &kv.value));
+        let value = value.cloned().unwrap_or_default();
+        let lease = lease.or(prev.as_ref().map(|kv| kv.lease)).unwrap_or(0);
         let head = VersionHead {
             create_revision: prev
                 .as_ref()
@@ -317,7 +360,7 @@ impl<'txn> Batch<'txn> {
             lease,
         };
         self.latest
-            .insert(&key[..], head.encode(value).as_slice())?;
+            .insert(&key[..], head.encode(&value).as_slice())?;
         let bound = prev.as_ref().map_or(0, |kv| kv.lease);
         if bound != lease {
             if bound != 0 {
@@ -330,7 +373,7 @@ impl<'txn> Batch<'txn> {
         self.record(key, CHANGE_PUT, change)?;
         change.events.push(WatchEvent {
             kind: EventKind::Put,
-            kv: head.with(key.clone(), value.clone()),
+            kv: head.with(key.clone(), value),
             prev: prev.clone(),
         });
         Ok(prev)
@@ -390,40 +433,89 @@ impl<'txn> Batch<'txn> {
 
 /// What can be refused without looking at the state.
 pub(crate) fn validate(txn: &Txn) -> Result<(), Rejection> {
-    for branch in [&txn.success, &txn.failure] {
-        let mut puts: Vec<&[u8]> = Vec::new();
-        for op in branch {
-            if let Op::Put { key, .. } = op {
+    validate_txn(txn, 0).map(drop)
+}
+
+/// What a branch may write.
+#[derive(Default)]
+struct Writes<'a> {
+    puts: Vec<&'a [u8]>,
+    deletes: Vec<(&'a [u8], Vec<u8>)>,
+}
+
+fn validate_txn(txn: &Txn, depth: usize) -> Result<[Writes<'_>; 2], Rejection> {
+    if depth > MAX_DEPTH {
+        return Err(Rejection::TooDeep { limit: MAX_DEPTH });
+    }
+    let success = validate_branch(&txn.success, depth)?;
+    let failure = validate_branch(&txn.failure, depth)?;
+    Ok([success, failure])
+}
+
+/// No key is put twice, or put and deleted, on any path through the branch. The two branches of
+/// a transaction inside exclude each other, so they may write the same.
+fn validate_branch(ops: &[Op], depth: usize) -> Result<Writes<'_>, Rejection> {
+    let mut all = Writes::default();
+    for op in ops {
+        match op {
+            Op::Put { key, .. } | Op::Update { key, .. } => {
                 if key.is_empty() || key.len() > MAX_KEY_BYTES || &key[..] >= ALL_KEYS_END {
                     return Err(Rejection::KeyLength {
                         length: key.len(),
                         limit: MAX_KEY_BYTES,
                     });
                 }
-                puts.push(key);
+                all.puts.push(key);
             }
+            Op::Delete { start, end } => all.deletes.push((start, end_of(start, end))),
+            Op::Range(_) | Op::Txn(_) => {}
         }
-        if puts.is_empty() {
-            continue;
-        }
-        puts.sort_unstable();
-        let duplicate = |key: &[u8]| Rejection::DuplicateKey {
-            key: String::from_utf8_lossy(key).into_owned(),
-        };
-        if let Some(pair) = puts.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(duplicate(pair[0]));
-        }
-        for op in branch {
-            if let Op::Delete { start, end } = op {
-                let end = end_of(start, end);
-                let first = puts.partition_point(|key| *key < &start[..]);
-                if let Some(key) = puts.get(first)
-                    && *key < end.as_slice()
-                {
+    }
+    all.puts.sort_unstable();
+    if let Some(pair) = all.puts.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(duplicate(pair[0]));
+    }
+    all.check_deletes(&all.deletes)?;
+    for op in ops {
+        let Op::Txn(txn) = op else { continue };
+        let inner = validate_txn(txn, depth + 1)?;
+        for branch in &inner {
+            for key in &branch.puts {
+                if all.puts.binary_search(key).is_ok() {
                     return Err(duplicate(key));
                 }
             }
+            branch.check_deletes(&all.deletes)?;
+            all.check_deletes(&branch.deletes)?;
         }
+        let [success, failure] = inner;
+        for branch in [success, failure] {
+            all.puts.extend(branch.puts);
+            all.deletes.extend(branch.deletes);
+        }
+        all.puts.sort_unstable();
+        all.puts.dedup();
     }
-    Ok(())
+    Ok(all)
+}
+
+impl Writes<'_> {
+    /// Refuses deletes that would meet one of the puts, which are sorted.
+    fn check_deletes(&self, deletes: &[(&[u8], Vec<u8>)]) -> Result<(), Rejection> {
+        for (start, end) in deletes {
+            let first = self.puts.partition_point(|key| key < start);
+            if let Some(key) = self.puts.get(first)
+                && *key < end.as_slice()
+            {
+                return Err(duplicate(key));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn duplicate(key: &[u8]) -> Rejection {
+    Rejection::DuplicateKey {
+        key: String::from_utf8_lossy(key).into_owned(),
+    }
 }

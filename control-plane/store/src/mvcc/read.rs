@@ -10,7 +10,9 @@ use bytes::Bytes;
 use redb::{ReadTransaction, ReadableTable};
 
 use super::StoredMembership;
-use super::tables::{HISTORY, LATEST, LEASES, META, StateRow, VersionHead, corrupted, value_of};
+use super::tables::{
+    HISTORY, LATEST, LEASE_KEYS, LEASES, META, StateRow, VersionHead, corrupted, value_of,
+};
 use crate::error::{Rejection, StoreError};
 use crate::key_value::{
     Compare, CompareOp, CompareTarget, KeyValue, LeaseId, Op, OpResponse, RangeRequest,
@@ -69,6 +71,20 @@ impl View {
         load().map_err(failed)
     }
 
+    /// The keys bound to a lease, in order.
+    pub(crate) fn lease_keys(&self, id: LeaseId) -> Result<Vec<Bytes>, StoreError> {
+        let load = || -> Result<Vec<Bytes>, redb::Error> {
+            let table = self.txn.open_table(LEASE_KEYS)?;
+            let mut keys = Vec::new();
+            for row in table.range((id, &[][..])..(id.saturating_add(1), &[][..]))? {
+                let (at, _) = row?;
+                keys.push(Bytes::copy_from_slice(at.value().1));
+            }
+            Ok(keys)
+        };
+        load().map_err(failed)
+    }
+
     /// The newest version of a key.
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<KeyValue>, StoreError> {
         let load = || -> Result<Option<KeyValue>, redb::Error> {
@@ -100,23 +116,16 @@ impl View {
     pub(crate) fn read_txn(&self, txn: &Txn) -> Result<TxnResponse, StoreError> {
         let state = self.state()?;
         let succeeded = || -> Result<bool, redb::Error> {
-            let latest = self.txn.open_table(LATEST)?;
-            for compare in &txn.compares {
-                if !holds(&latest, compare)? {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
+            Ok(all_hold(&self.txn.open_table(LATEST)?, &txn.compares)?)
         };
         let succeeded = succeeded().map_err(failed)?;
         let mut responses = Vec::new();
-        for op in if succeeded {
-            &txn.success
-        } else {
-            &txn.failure
-        } {
-            if let Op::Range(request) = op {
-                responses.push(OpResponse::Range(self.range(request)?));
+        for op in txn.branch(succeeded) {
+            match op {
+                Op::Range(request) => responses.push(OpResponse::Range(self.range(request)?)),
+                Op::Txn(txn) => responses.push(OpResponse::Txn(self.read_txn(txn)?)),
+                // `Txn::writes` has sent these to the log.
+                Op::Put { .. } | Op::Update { .. } | Op::Delete { .. } => {}
             }
         }
         Ok(TxnResponse {
@@ -152,14 +161,47 @@ pub(crate) fn check_revision(
     }
 }
 
+/// Whether all conditions hold.
+pub(crate) fn all_hold(
+    latest: &impl ReadableTable<&'static [u8], &'static [u8]>,
+    compares: &[Compare],
+) -> Result<bool, redb::StorageError> {
+    for compare in compares {
+        if !holds(latest, compare)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Whether a condition holds.
-pub(crate) fn holds(
+fn holds(
     latest: &impl ReadableTable<&'static [u8], &'static [u8]>,
     compare: &Compare,
 ) -> Result<bool, redb::StorageError> {
-    let row = latest.get(&compare.key[..])?;
-    let head = match &row {
-        Some(row) => VersionHead::decode(row.value()).ok_or_else(|| corrupted("latest"))?,
+    if compare.end.is_empty() {
+        let row = latest.get(&compare.key[..])?;
+        return holds_for(row.as_ref().map(redb::AccessGuard::value), compare);
+    }
+    let mut rows = 0;
+    if compare.key < compare.end {
+        for row in latest.range::<&[u8]>(&compare.key[..]..&compare.end[..])? {
+            let (_, row) = row?;
+            rows += 1;
+            if !holds_for(Some(row.value()), compare)? {
+                return Ok(false);
+            }
+        }
+    }
+    if rows == 0 {
+        return holds_for(None, compare);
+    }
+    Ok(true)
+}
+
+fn holds_for(row: Option<&[u8]>, compare: &Compare) -> Result<bool, redb::StorageError> {
+    let head = match row {
+        Some(row) => VersionHead::decode(row).ok_or_else(|| corrupted("latest"))?,
         None => VersionHead::default(),
     };
     let ordering = match &compare.target {
@@ -167,8 +209,8 @@ pub(crate) fn holds(
         CompareTarget::CreateRevision(given) => head.create_revision.cmp(given),
         CompareTarget::Version(given) => head.version.cmp(given),
         CompareTarget::Lease(given) => head.lease.cmp(given),
-        CompareTarget::Value(given) => match &row {
-            Some(row) => value_of(row.value()).cmp(&given[..]),
+        CompareTarget::Value(given) => match row {
+            Some(row) => value_of(row).cmp(&given[..]),
             None => return Ok(false),
         },
     };

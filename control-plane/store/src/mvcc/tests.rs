@@ -88,7 +88,7 @@ impl Model {
                         self.versions.insert((key, revision), None);
                     }
                 }
-                Op::Range(_) => panic!("not generated"),
+                Op::Update { .. } | Op::Range(_) | Op::Txn(_) => panic!("not generated"),
             }
         }
         if changed {

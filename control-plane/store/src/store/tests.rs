@@ -323,6 +323,7 @@ async fn transactions_are_all_or_nothing() {
 
     let greater = Txn {
         compares: vec![Compare {
+            end: Bytes::new(),
             key: "a".into(),
             target: CompareTarget::Value("0".into()),
             op: CompareOp::Greater,
