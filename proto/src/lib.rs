@@ -7,6 +7,9 @@
 //! - [`node`]: a node's agent and the control plane (join, session, streams).
 //! - [`admin`]: the `pintle` command and a running instance, over its unix socket.
 //! - [`raft`]: the members of the store's Raft group.
+//! - [`etcd`]: clients of etcd v3 and the store.
+
+pub mod etcd;
 
 /// Join, session and streams of a node.
 #[allow(

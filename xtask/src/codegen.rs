@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-const PROTOS: [&str; 3] = ["node.proto", "admin.proto", "raft.proto"];
+const PROTOS: [&str; 4] = ["node.proto", "admin.proto", "raft.proto", "etcd/rpc.proto"];
 
 /// Writes the generated code into the workspace.
 pub(crate) fn run(workspace: &Path) -> Result<()> {
