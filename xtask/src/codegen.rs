@@ -1,7 +1,11 @@
-//! `cargo xtask codegen`: compiles `proto/proto/*.proto` into `proto/src/generated/`.
+//! `cargo xtask codegen`: compiles `proto/proto/*.proto` into `proto/src/generated/`, and collects the
+//! field numbers of Kubernetes' protobuf messages for the API ([`wire`]).
 //!
 //! protox parses in Rust, so neither `protoc` nor a build script is needed, and the
 //! result is committed. `check` is what the freshness test calls.
+
+mod pointers;
+mod wire;
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +15,12 @@ const PROTOS: [&str; 4] = ["node.proto", "admin.proto", "raft.proto", "etcd/rpc.
 
 /// Writes the generated code into the workspace.
 pub(crate) fn run(workspace: &Path) -> Result<()> {
-    generate(workspace, &generated_dir(workspace))
+    generate(workspace, &generated_dir(workspace))?;
+    let (file, text) = wire::generate(workspace)?;
+    std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))
 }
 
-/// Fails when the committed code is not what the `.proto` files give.
+/// Fails when the committed code is not what its sources give.
 #[cfg(test)]
 pub(crate) fn check(workspace: &Path) -> Result<()> {
     let fresh = tempfile::tempdir().context("creating a folder for generated code")?;
@@ -23,15 +29,21 @@ pub(crate) fn check(workspace: &Path) -> Result<()> {
         let name = entry?.file_name();
         let committed = generated_dir(workspace).join(&name);
         let want = std::fs::read(fresh.path().join(&name))?;
-        let have = std::fs::read(&committed)
-            .with_context(|| format!("reading {}", committed.display()))?;
-        if want != have {
-            anyhow::bail!(
-                "{} is stale: run `cargo xtask codegen`",
-                committed.display()
-            );
-        }
+        is_fresh(&committed, &want)?;
     }
+    let (committed, want) = wire::generate(workspace)?;
+    is_fresh(&committed, want.as_bytes())
+}
+
+#[cfg(test)]
+fn is_fresh(committed: &Path, want: &[u8]) -> Result<()> {
+    let have =
+        std::fs::read(committed).with_context(|| format!("reading {}", committed.display()))?;
+    anyhow::ensure!(
+        want == have,
+        "{} is stale: run `cargo xtask codegen`",
+        committed.display()
+    );
     Ok(())
 }
 
@@ -56,6 +68,6 @@ fn generate(workspace: &Path, out: &Path) -> Result<()> {
 mod tests {
     #[test]
     fn committed_code_is_fresh() {
-        super::check(&crate::workspace()).expect("generated code matches the .proto files");
+        super::check(&crate::workspace()).expect("generated code matches its sources");
     }
 }

@@ -69,7 +69,7 @@ enum Task {
     Images,
     /// Check the house rules: arrows between crates, file length, module docs
     Tidy,
-    /// Regenerate the gRPC code from proto/proto/*.proto
+    /// Regenerate the gRPC code from proto/proto/*.proto and the field numbers of protobuf bodies
     Codegen,
 }
 

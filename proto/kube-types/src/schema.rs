@@ -46,8 +46,6 @@ pub enum Shape {
     Time,
     /// RFC 3339, microseconds.
     MicroTime,
-    /// `2h45m`.
-    Duration,
     /// A 32-bit integer.
     Int32,
     /// A 64-bit integer.

@@ -2,14 +2,16 @@
 //! by preference, to the JSON they stand for.
 //!
 //! An envelope (`k8s\0`, then the kind and the bytes of the object) holds one message per
-//! object. `messages.txt` says, a message a line, what each field number is:
+//! object. The kind's [`Schema`] says what an object looks like; the one thing it does not know
+//! is under which number a field is encoded. That is in `protobuf/numbers.txt`, a message a
+//! line, which `cargo xtask codegen` makes:
 //!
 //! ```text
-//! MESSAGE NUMBER:NAME:[*|?]TYPE …
-//!   *  repeated     ?  present only when it was set (otherwise a zero value means "not set")
-//!   s string  b bool  i integer  d double  y bytes  m.. map from strings
-//!   t time  u time with microseconds  q quantity  o integer or string  r raw JSON object
-//!   f field set  Name another message, whose fields are the parent's own where NAME is empty
+//! MESSAGE NUMBER:FIELD …
+//!   1:name      a field of the object
+//!   1:?name     one that is present when it was set, zero or not (otherwise a zero value means
+//!               "not set")
+//!   1:=MESSAGE  another message whose fields are the object's own
 //! ```
 //!
 //! Answers are JSON: every client that sends protobuf also takes that.
@@ -20,6 +22,8 @@ use std::sync::LazyLock;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
+use pintle_kube_types::GroupVersionKind;
+use pintle_kube_types::schema::{self, Schema, Shape};
 use serde_json::{Map, Value, json};
 
 use crate::clock::{rfc3339, rfc3339_micro};
@@ -69,84 +73,43 @@ pub enum ProtobufError {
     },
 }
 
+/// What a field number of a message stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Type {
-    String,
-    Bool,
-    Integer,
-    Double,
-    Bytes,
-    Time,
-    MicroTime,
-    Quantity,
-    IntOrString,
-    Raw,
-    FieldSet,
-    Message(&'static str),
+enum Entry {
+    Field {
+        name: &'static str,
+        /// Present when set, zero or not; otherwise a zero value means "not set".
+        keeps_zero: bool,
+    },
+    /// A message whose fields are the object's own.
+    Part(&'static str),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
-    /// A zero value means "not set".
-    Plain,
-    /// Present when set, zero or not.
-    Optional,
-    Repeated,
-    Map,
-}
+type Entries = HashMap<u64, Entry>;
 
-#[derive(Debug, Clone, Copy)]
-struct Field {
-    number: u64,
-    /// Empty: the message's fields are the parent's own.
-    name: &'static str,
-    shape: Shape,
-    kind: Type,
-}
-
-static MESSAGES: LazyLock<HashMap<&'static str, Vec<Field>>> = LazyLock::new(|| {
-    include_str!("protobuf/messages.txt")
+static MESSAGES: LazyLock<HashMap<&'static str, Entries>> = LazyLock::new(|| {
+    include_str!("protobuf/numbers.txt")
         .lines()
+        .filter(|line| !line.starts_with('#'))
         .filter_map(|line| {
             let mut words = line.split_whitespace();
             let message = words.next()?;
-            Some((message, words.filter_map(Field::parse).collect()))
+            Some((message, words.filter_map(Entry::parse).collect()))
         })
         .collect()
 });
 
-impl Field {
-    fn parse(word: &'static str) -> Option<Self> {
-        let mut parts = word.splitn(3, ':');
-        let number = parts.next()?.parse().ok()?;
-        let name = parts.next()?;
-        let text = parts.next()?;
-        let (shape, text) = match text.split_at_checked(1)? {
-            ("*", rest) => (Shape::Repeated, rest),
-            ("?", rest) => (Shape::Optional, rest),
-            ("m", rest) => (Shape::Map, rest),
-            _ => (Shape::Plain, text),
+impl Entry {
+    fn parse(word: &'static str) -> Option<(u64, Self)> {
+        let (number, text) = word.split_once(':')?;
+        let entry = match (text.strip_prefix('='), text.strip_prefix('?')) {
+            (Some(message), _) => Self::Part(message),
+            (None, optional) => Self::Field {
+                name: optional.unwrap_or(text),
+                keeps_zero: optional.is_some(),
+            },
         };
-        let kind = match text {
-            "s" => Type::String,
-            "b" => Type::Bool,
-            "i" => Type::Integer,
-            "d" => Type::Double,
-            "y" => Type::Bytes,
-            "t" => Type::Time,
-            "u" => Type::MicroTime,
-            "q" => Type::Quantity,
-            "o" => Type::IntOrString,
-            "r" => Type::Raw,
-            "f" => Type::FieldSet,
-            message => Type::Message(message),
-        };
-        Some(Self {
-            number,
-            name,
-            shape,
-            kind,
-        })
+        Some((number.parse().ok()?, entry))
     }
 }
 
@@ -280,7 +243,10 @@ pub fn decode(bytes: &[u8]) -> Result<Value, ProtobufError> {
             _ => {}
         }
     }
-    let Some(fields) = MESSAGES.get(kind) else {
+    let known = GroupVersionKind::from_api_version(version, kind)
+        .and_then(|gvk| schema::schema_for(&gvk))
+        .and_then(|schema| Some((MESSAGES.get(&*schema.name)?, schema)));
+    let Some((entries, schema)) = known else {
         return Err(ProtobufError::Kind {
             kind: kind.to_owned(),
             version: version.to_owned(),
@@ -289,12 +255,14 @@ pub fn decode(bytes: &[u8]) -> Result<Value, ProtobufError> {
     let mut object = Map::new();
     object.insert("kind".to_owned(), kind.into());
     object.insert("apiVersion".to_owned(), version.into());
-    message(fields, raw, &mut object, DEPTH)?;
+    message(&schema, entries, raw, &mut object, DEPTH)?;
     Ok(Value::Object(object))
 }
 
+/// Reads a message into the object it is, or is a part of.
 fn message(
-    fields: &[Field],
+    schema: &Schema,
+    entries: &Entries,
     bytes: &[u8],
     into: &mut Map<String, Value>,
     depth: usize,
@@ -302,48 +270,45 @@ fn message(
     let depth = depth.checked_sub(1).ok_or(ProtobufError::Depth)?;
     let mut reader = Reader(bytes);
     while let Some((number, wire)) = reader.next()? {
-        // A field of a later version: as if it were not there.
-        let Some(field) = fields.iter().find(|field| field.number == number) else {
+        let (name, keeps_zero) = match entries.get(&number) {
+            // A field of a later version: as if it were not there.
+            None => continue,
+            Some(Entry::Part(part)) => {
+                if let Some(entries) = MESSAGES.get(part) {
+                    message(schema, entries, wire.bytes(part)?, into, depth)?;
+                }
+                continue;
+            }
+            Some(Entry::Field { name, keeps_zero }) => (*name, *keeps_zero),
+        };
+        let Some(member) = schema.member(name) else {
             continue;
         };
-        match (field.shape, field.kind) {
-            (_, Type::Message(name)) if field.name.is_empty() => {
-                message(known(name), wire.bytes(name)?, into, depth)?;
-            }
-            (Shape::Plain, kind) => {
-                let value = single(field.name, kind, wire, depth)?;
-                if !is_zero(&value) {
-                    into.insert(field.name.to_owned(), value);
-                }
-            }
-            (Shape::Optional, kind) => {
-                let value = single(field.name, kind, wire, depth)?;
-                into.insert(field.name.to_owned(), value);
-            }
-            (Shape::Repeated, kind) => {
-                let list = into
-                    .entry(field.name)
-                    .or_insert_with(|| Value::Array(Vec::new()));
+        match &member.shape {
+            Shape::List(items) => {
+                let list = into.entry(name).or_insert_with(|| Value::Array(Vec::new()));
                 if let Value::Array(list) = list {
-                    repeated(field.name, kind, wire, depth, list)?;
+                    repeated(name, items, wire, depth, list)?;
                 }
             }
-            (Shape::Map, kind) => {
+            Shape::Map(values) => {
                 let map = into
-                    .entry(field.name)
+                    .entry(name)
                     .or_insert_with(|| Value::Object(Map::new()));
                 if let Value::Object(map) = map {
-                    let (key, value) = entry(field.name, kind, wire, depth)?;
+                    let (key, value) = entry(name, values, wire, depth)?;
                     map.insert(key, value);
+                }
+            }
+            _ => {
+                let value = single(name, member, wire, depth)?;
+                if keeps_zero || !is_zero(&value) {
+                    into.insert(name.to_owned(), value);
                 }
             }
         }
     }
     Ok(())
-}
-
-fn known(message: &str) -> &'static [Field] {
-    MESSAGES.get(message).map_or(&[], Vec::as_slice)
 }
 
 fn is_zero(value: &Value) -> bool {
@@ -358,76 +323,110 @@ fn is_zero(value: &Value) -> bool {
 
 fn repeated(
     field: &str,
-    kind: Type,
+    items: &Schema,
     wire: Wire<'_>,
     depth: usize,
     list: &mut Vec<Value>,
 ) -> Result<(), ProtobufError> {
-    if let (Type::Integer, Wire::Bytes(packed)) = (kind, wire) {
+    if let (Shape::Int32 | Shape::Int64, Wire::Bytes(packed)) = (&items.shape, wire) {
         let mut reader = Reader(packed);
         while !reader.0.is_empty() {
             list.push(json!(reader.varint()?.cast_signed()));
         }
     } else {
-        list.push(single(field, kind, wire, depth)?);
+        list.push(single(field, items, wire, depth)?);
     }
     Ok(())
 }
 
 fn entry(
     field: &str,
-    kind: Type,
+    values: &Schema,
     wire: Wire<'_>,
     depth: usize,
 ) -> Result<(String, Value), ProtobufError> {
     let mut key = String::new();
-    let mut value = match kind {
-        Type::String | Type::Bytes => json!(""),
+    let mut value = match values.shape {
+        Shape::String | Shape::Bytes => json!(""),
         _ => Value::Null,
     };
     let mut reader = Reader(wire.bytes(field)?);
     while let Some((number, wire)) = reader.next()? {
         match number {
             1 => wire.text(field)?.clone_into(&mut key),
-            2 => value = single(field, kind, wire, depth)?,
+            2 => value = single(field, values, wire, depth)?,
             _ => {}
         }
     }
     Ok((key, value))
 }
 
-fn single(field: &str, kind: Type, wire: Wire<'_>, depth: usize) -> Result<Value, ProtobufError> {
-    Ok(match kind {
-        Type::String => json!(wire.text(field)?),
-        Type::Bool => json!(wire.integer(field)? != 0),
-        Type::Integer => json!(wire.integer(field)?),
-        Type::Double => match wire {
+fn single(
+    field: &str,
+    schema: &Schema,
+    wire: Wire<'_>,
+    depth: usize,
+) -> Result<Value, ProtobufError> {
+    Ok(match &schema.shape {
+        Shape::String => json!(wire.text(field)?),
+        Shape::Bool => json!(wire.integer(field)? != 0),
+        Shape::Int32 | Shape::Int64 => json!(wire.integer(field)?),
+        Shape::Float => match wire {
             Wire::Fixed64(bits) => json!(f64::from_bits(bits)),
             Wire::Fixed32(bits) => json!(f32::from_bits(bits)),
             other => return Err(other.wrong(field)),
         },
-        Type::Bytes => json!(STANDARD.encode(wire.bytes(field)?)),
-        Type::Time | Type::MicroTime => time(field, kind, wire)?,
-        Type::Quantity => json!(first_text(field, wire)?),
-        Type::IntOrString => int_or_string(field, wire)?,
-        Type::Raw | Type::FieldSet => {
-            let mut raw = &[][..];
+        Shape::Bytes => json!(STANDARD.encode(wire.bytes(field)?)),
+        Shape::Time => time(field, rfc3339, wire)?,
+        Shape::MicroTime => time(field, rfc3339_micro, wire)?,
+        Shape::Quantity => json!(first_text(field, wire)?),
+        Shape::IntOrString => int_or_string(field, wire)?,
+        Shape::Any => raw(field, wire)?,
+        Shape::Struct(_) => {
+            let bytes = wire.bytes(field)?;
+            let mut object = Map::new();
+            if let Some(entries) = MESSAGES.get(&*schema.name) {
+                message(schema, entries, bytes, &mut object, depth)?;
+            }
+            Value::Object(object)
+        }
+        // Within a list or a map, a message of nothing but a list or a map.
+        Shape::List(items) => {
+            let mut list = Vec::new();
             let mut reader = Reader(wire.bytes(field)?);
             while let Some((number, wire)) = reader.next()? {
                 if number == 1 {
-                    raw = wire.bytes(field)?;
+                    repeated(field, items, wire, depth, &mut list)?;
                 }
             }
-            // What is no JSON shows as a wrong type when the object is checked.
-            serde_json::from_slice(raw)
-                .unwrap_or_else(|_| String::from_utf8_lossy(raw).into_owned().into())
+            Value::Array(list)
         }
-        Type::Message(name) => {
-            let mut object = Map::new();
-            message(known(name), wire.bytes(field)?, &mut object, depth)?;
-            Value::Object(object)
+        Shape::Map(values) => {
+            let mut map = Map::new();
+            let mut reader = Reader(wire.bytes(field)?);
+            while let Some((number, wire)) = reader.next()? {
+                if number == 1 {
+                    let (key, value) = entry(field, values, wire, depth)?;
+                    map.insert(key, value);
+                }
+            }
+            Value::Object(map)
         }
     })
+}
+
+/// JSON within the message: the managed fields, and objects of any kind.
+fn raw(field: &str, wire: Wire<'_>) -> Result<Value, ProtobufError> {
+    let mut raw = &[][..];
+    let mut reader = Reader(wire.bytes(field)?);
+    while let Some((number, wire)) = reader.next()? {
+        if number == 1 {
+            raw = wire.bytes(field)?;
+        }
+    }
+    // What is no JSON shows as a wrong type when the object is checked.
+    Ok(serde_json::from_slice(raw)
+        .unwrap_or_else(|_| String::from_utf8_lossy(raw).into_owned().into()))
 }
 
 fn first_text<'a>(field: &str, wire: Wire<'a>) -> Result<&'a str, ProtobufError> {
@@ -441,7 +440,11 @@ fn first_text<'a>(field: &str, wire: Wire<'a>) -> Result<&'a str, ProtobufError>
     Ok(text)
 }
 
-fn time(field: &str, kind: Type, wire: Wire<'_>) -> Result<Value, ProtobufError> {
+fn time(
+    field: &str,
+    text: fn(Timestamp) -> String,
+    wire: Wire<'_>,
+) -> Result<Value, ProtobufError> {
     let bytes = wire.bytes(field)?;
     let (mut seconds, mut nanos) = (0, 0);
     let mut reader = Reader(bytes);
@@ -458,8 +461,7 @@ fn time(field: &str, kind: Type, wire: Wire<'_>) -> Result<Value, ProtobufError>
     }
     let nanos = i32::try_from(nanos).unwrap_or_default();
     Ok(match Timestamp::new(seconds, nanos) {
-        Ok(time) if kind == Type::MicroTime => json!(rfc3339_micro(time)),
-        Ok(time) => json!(rfc3339(time)),
+        Ok(time) => json!(text(time)),
         Err(_) => Value::Null,
     })
 }
@@ -483,7 +485,12 @@ fn int_or_string(field: &str, wire: Wire<'_>) -> Result<Value, ProtobufError> {
 }
 
 #[cfg(test)]
+mod oracle;
+
+#[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -516,22 +523,72 @@ mod tests {
         [MAGIC.to_vec(), bytes(1, &type_meta), bytes(2, raw)].concat()
     }
 
-    #[test]
-    fn every_message_that_is_named_is_there() {
-        for (message, fields) in MESSAGES.iter() {
-            assert!(
-                !fields.is_empty() || message.ends_with("Source"),
-                "{message} is empty"
-            );
-            for field in fields {
-                if let Type::Message(name) = field.kind {
-                    assert!(
-                        MESSAGES.contains_key(name),
-                        "{message}.{}: {name}",
-                        field.name
-                    );
+    /// The fields of a message and of its parts.
+    fn names(message: &str) -> Vec<&'static str> {
+        let entries = MESSAGES[message].values();
+        entries
+            .flat_map(|entry| match entry {
+                Entry::Field { name, .. } => vec![*name],
+                Entry::Part(part) => names(part),
+            })
+            .collect()
+    }
+
+    /// Checks that a message says of each of its fields what the schema does.
+    fn fits(schema: &Schema, seen: &mut HashSet<Box<str>>) {
+        match &schema.shape {
+            Shape::Struct(_) if seen.insert(schema.name.clone()) => {
+                let message = &*schema.name;
+                assert!(MESSAGES.contains_key(message), "{message}");
+                for name in names(message) {
+                    let field = schema.field(name);
+                    assert!(field.is_some(), "{message}.{name}");
+                    fits(&field.unwrap().schema, seen);
                 }
             }
+            Shape::List(inner) | Shape::Map(inner) => fits(inner, seen),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_kind_that_is_served_can_be_read() {
+        // Not a body but a query.
+        let queries = [
+            "PodAttachOptions",
+            "PodExecOptions",
+            "PodPortForwardOptions",
+        ];
+        let registry = crate::registry::Registry::builtin();
+        let mut kinds = vec![GroupVersionKind::of("", "v1", "DeleteOptions")];
+        for resource in registry.resources() {
+            kinds.push(resource.gvk());
+            kinds.extend(
+                resource
+                    .subresources
+                    .iter()
+                    .map(|s| GroupVersionKind::of(s.group, s.version, s.kind))
+                    .filter(|kind| !queries.contains(&&*kind.kind)),
+            );
+        }
+        let mut seen = HashSet::new();
+        for kind in kinds {
+            let read = decode(&envelope(&kind.api_version(), &kind.kind, b""));
+            assert_eq!(read.map(|_| ()), Ok(()), "{kind}");
+            fits(&schema::schema_for(&kind).unwrap(), &mut seen);
+        }
+        // No line is left over but those of parts, which are no objects themselves.
+        let parts: HashSet<&str> = MESSAGES
+            .values()
+            .flat_map(HashMap::values)
+            .filter_map(|entry| match entry {
+                Entry::Part(part) => Some(*part),
+                Entry::Field { .. } => None,
+            })
+            .collect();
+        for message in MESSAGES.keys() {
+            let known = seen.contains(*message) || parts.contains(message);
+            assert!(known, "{message}");
         }
     }
 
@@ -595,10 +652,15 @@ mod tests {
     #[test]
     fn what_is_no_object_is_refused() {
         assert_eq!(decode(b"{}"), Err(ProtobufError::Magic));
-        assert!(matches!(
-            decode(&envelope("v1", "Nothing", b"")),
-            Err(ProtobufError::Kind { .. })
-        ));
+        for (version, kind) in [("v1", "Nothing"), ("apps/v1", "Pod"), ("", "Pod")] {
+            assert!(
+                matches!(
+                    decode(&envelope(version, kind, b"")),
+                    Err(ProtobufError::Kind { .. })
+                ),
+                "{version} {kind}"
+            );
+        }
         let whole = envelope("v1", "Pod", &bytes(1, b"\x0a\x05short"));
         assert_eq!(decode(&whole).map(|_| ()), Ok(()));
         let cut = envelope("v1", "Pod", &bytes(1, b"\x0a\x06short"));

@@ -133,14 +133,14 @@ impl<'a> Walker<'a> {
                     json_type(other)
                 ));
             }
-            (Shape::Time | Shape::MicroTime | Shape::Duration, Value::String(text)) => {
-                if schema.shape != Shape::Duration && parse_time(text).is_none() {
+            (Shape::Time | Shape::MicroTime, Value::String(text)) => {
+                if parse_time(text).is_none() {
                     self.report
                         .type_errors
                         .push(time_error(text, schema.shape == Shape::MicroTime));
                 }
             }
-            (Shape::Time | Shape::MicroTime | Shape::Duration, other) => {
+            (Shape::Time | Shape::MicroTime, other) => {
                 self.report.type_errors.push(format!(
                     "json: cannot unmarshal {} into Go value of type string",
                     json_type(other)
@@ -200,7 +200,6 @@ fn go_type(schema: &Schema) -> String {
         Shape::Bytes => "[]uint8".to_owned(),
         Shape::Time => "v1.Time".to_owned(),
         Shape::MicroTime => "v1.MicroTime".to_owned(),
-        Shape::Duration => "v1.Duration".to_owned(),
         Shape::Int32 => "int32".to_owned(),
         Shape::Int64 => "int64".to_owned(),
         Shape::Float => "float64".to_owned(),

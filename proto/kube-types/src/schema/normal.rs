@@ -116,8 +116,6 @@ fn zero(schema: &Schema) -> Value {
         Shape::Int32 | Shape::Int64 | Shape::Float | Shape::IntOrString => Value::from(0),
         Shape::Bool => Value::from(false),
         Shape::Quantity => Value::from("0"),
-        Shape::List(_) | Shape::Time | Shape::MicroTime | Shape::Duration | Shape::Any => {
-            Value::Null
-        }
+        Shape::List(_) | Shape::Time | Shape::MicroTime | Shape::Any => Value::Null,
     }
 }
