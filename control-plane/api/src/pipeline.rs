@@ -27,6 +27,7 @@ use crate::storage::value::Encoded;
 mod apply;
 pub(crate) mod conform;
 pub(crate) mod delete;
+mod evict;
 pub(crate) mod persist;
 mod pods;
 mod read;

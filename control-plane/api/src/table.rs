@@ -104,6 +104,7 @@ fn printer(group: &str, kind: &str) -> &'static Printer {
         ("apps", "Deployment") => &workload::DEPLOYMENT,
         ("apps", "ReplicaSet") => &workload::REPLICA_SET,
         ("apps", "ControllerRevision") => &workload::CONTROLLER_REVISION,
+        ("policy", "PodDisruptionBudget") => &workload::DISRUPTION_BUDGET,
         ("", "Node") => &node::NODE,
         ("coordination.k8s.io", "Lease") => &node::LEASE,
         ("", "Namespace") => &cluster::NAMESPACE,

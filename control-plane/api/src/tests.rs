@@ -25,6 +25,7 @@ use crate::stream::{NodeProxy, NodeStream};
 mod bad_input;
 mod crud;
 mod deletion;
+mod evictions;
 mod informers;
 mod lists;
 mod services;

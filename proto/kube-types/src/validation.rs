@@ -7,6 +7,7 @@ mod config;
 mod meta;
 mod node;
 mod pod;
+mod policy;
 mod service;
 mod workload;
 
@@ -91,6 +92,7 @@ fn ask(gvk: &GroupVersionKind, new: &Object, question: &Question<'_>, errors: &m
         ("apps", "ReplicaSet") => workload::REPLICA_SET.ask(new, question, errors),
         ("apps", "ControllerRevision") => workload::REVISION.ask(new, question, errors),
         ("autoscaling", "Scale") => workload::SCALE.ask(new, question, errors),
+        ("policy", "PodDisruptionBudget") => policy::BUDGET.ask(new, question, errors),
         ("", "Binding") => pod::BINDING.ask(new, question, errors),
         _ => {}
     }

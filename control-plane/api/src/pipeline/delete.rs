@@ -30,7 +30,7 @@ pub(crate) enum Deletion {
 
 /// What a delete does to an object.
 #[derive(Debug, PartialEq)]
-enum Step {
+pub(super) enum Step {
     /// Nothing: it is being deleted already.
     Wait,
     /// Writes it with a deletion time.
@@ -148,7 +148,7 @@ impl Attributes {
     }
 }
 
-fn check_options(options: &DeleteOptions) -> Result<(), Status> {
+pub(super) fn check_options(options: &DeleteOptions) -> Result<(), Status> {
     if options.propagation_policy.is_some() && options.orphan_dependents.is_some() {
         let policy = match options.propagation_policy {
             Some(PropagationPolicy::Orphan) => "Orphan",
@@ -168,7 +168,7 @@ fn check_options(options: &DeleteOptions) -> Result<(), Status> {
     Ok(())
 }
 
-fn check_preconditions(
+pub(super) fn check_preconditions(
     attributes: &Attributes,
     name: &str,
     options: &DeleteOptions,
@@ -199,7 +199,12 @@ fn check_preconditions(
 }
 
 /// Kubernetes' generic registry (`Store.Delete` and `BeforeDelete`), as a decision.
-fn decide(strategy: Strategy, object: &Object, options: &DeleteOptions, now: Timestamp) -> Step {
+pub(super) fn decide(
+    strategy: Strategy,
+    object: &Object,
+    options: &DeleteOptions,
+    now: Timestamp,
+) -> Step {
     let requested = options
         .grace_period_seconds
         .map(|period| if period < 0 { 1 } else { period });

@@ -1,18 +1,17 @@
-//! What is created below a pod or a service account: bindings, evictions and tokens.
+//! What is created below a pod or a service account: bindings and tokens (evictions: `evict`).
 
 use pintle_kube_types::gvk::GroupResource;
 use pintle_kube_types::status::Status;
 use pintle_kube_types::{ErrorList, FieldError, GroupKind, Object, Path};
 use serde_json::{Value, json};
 
-use super::delete::Deletion;
 use super::persist::Effects;
 use super::write::ATTEMPTS;
 use super::{Attributes, Core, Stored};
 use crate::auth::authenticate::TokenSpec;
 use crate::clock::rfc3339;
 use crate::registry::strategy::pod;
-use crate::request::options::{DeleteOptions, WriteOptions};
+use crate::request::options::WriteOptions;
 use crate::storage::key;
 
 /// Shortest life of a token.
@@ -23,7 +22,7 @@ const TOKEN_SECONDS_MAX: i64 = 1 << 32;
 const TOKEN_SECONDS_DEFAULT: i64 = 3600;
 
 /// A `Status` that says "done".
-fn success(code: u16) -> Stored {
+pub(super) fn success(code: u16) -> Stored {
     let object = Object::from_value(json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code,
     }));
@@ -101,35 +100,6 @@ impl Core {
             "the object has been modified; please apply your changes to the latest version and try again"
                 .to_owned(),
         )
-    }
-
-    /// Deletes a pod the polite way. There are no disruption budgets to ask.
-    pub(super) async fn evict(
-        &self,
-        attributes: &Attributes,
-        options: &WriteOptions,
-        eviction: &Object,
-    ) -> Result<Stored, Status> {
-        let name = attributes.name()?;
-        if eviction.name().is_some_and(|given| given != name) {
-            return Err(Status::bad_request(
-                "name in URL does not match name in Eviction object",
-            ));
-        }
-        let mut delete = eviction
-            .0
-            .get("deleteOptions")
-            .map(DeleteOptions::from_body)
-            .transpose()?
-            .unwrap_or_default();
-        delete.dry_run |= options.dry_run;
-        let pod = Attributes {
-            subresource: None,
-            ..attributes.clone()
-        };
-        match self.delete_named(&pod, &delete).await? {
-            Deletion::Removed(_) | Deletion::Pending(_) => Ok(success(201)),
-        }
     }
 
     /// Mints a token of a service account.

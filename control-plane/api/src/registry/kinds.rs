@@ -259,6 +259,21 @@ const ROWS: &[Row] = &[
         ..EMPTY
     },
     Row {
+        group: "policy",
+        plural: "poddisruptionbudgets",
+        kind: "PodDisruptionBudget",
+        short: &["pdb"],
+        subresources: &[subresource(
+            "status",
+            "policy",
+            "v1",
+            "PodDisruptionBudget",
+            GET_PATCH_UPDATE,
+        )],
+        strategy: Strategy::PodDisruptionBudget,
+        ..EMPTY
+    },
+    Row {
         group: "coordination.k8s.io",
         plural: "leases",
         kind: "Lease",

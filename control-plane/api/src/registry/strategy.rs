@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::Resource;
 
+pub(crate) mod budget;
 pub(crate) mod pod;
 pub(crate) mod service;
 
@@ -34,6 +35,8 @@ pub(crate) enum Strategy {
     Node,
     /// Pods.
     Pod,
+    /// Disruption budgets.
+    PodDisruptionBudget,
     /// Replica sets.
     ReplicaSet,
     /// Secrets.
@@ -47,7 +50,7 @@ pub(crate) enum Strategy {
 impl Strategy {
     /// Whether an update without a resourceVersion replaces whatever is there.
     pub(crate) fn unconditional_update(self) -> bool {
-        self != Strategy::Lease
+        !matches!(self, Strategy::Lease | Strategy::PodDisruptionBudget)
     }
 
     /// Whether an update of an object that does not exist creates it.
@@ -73,6 +76,7 @@ impl Strategy {
                 | Strategy::Namespace
                 | Strategy::Node
                 | Strategy::Pod
+                | Strategy::PodDisruptionBudget
                 | Strategy::ReplicaSet
                 | Strategy::Service
         )
@@ -81,7 +85,11 @@ impl Strategy {
     fn has_generation(self) -> bool {
         matches!(
             self,
-            Strategy::Deployment | Strategy::EndpointSlice | Strategy::Pod | Strategy::ReplicaSet
+            Strategy::Deployment
+                | Strategy::EndpointSlice
+                | Strategy::Pod
+                | Strategy::PodDisruptionBudget
+                | Strategy::ReplicaSet
         )
     }
 }
@@ -97,6 +105,7 @@ pub(crate) fn prepare_create(resource: &Resource, object: &mut Object) {
         Strategy::Deployment => object.set_path(&["status"], json!({})),
         Strategy::ReplicaSet => object.set_path(&["status"], json!({"replicas": 0})),
         Strategy::Pod => pod::prepare_create(object),
+        Strategy::PodDisruptionBudget => object.set_path(&["status"], budget::initial_status()),
         Strategy::Service => {
             object.set_path(&["status"], json!({"loadBalancer": {}}));
             service::prepare_create(object);
@@ -171,7 +180,7 @@ fn generation_grows(strategy: Strategy, new: &Object, old: &Object) -> bool {
     let differs = |field: &str| new.0.get(field) != old.0.get(field);
     match strategy {
         Strategy::Deployment => differs("spec") || new.annotations() != old.annotations(),
-        Strategy::Pod | Strategy::ReplicaSet => differs("spec"),
+        Strategy::Pod | Strategy::PodDisruptionBudget | Strategy::ReplicaSet => differs("spec"),
         Strategy::EndpointSlice => {
             differs("endpoints") || differs("ports") || new.labels() != old.labels()
         }

@@ -1,4 +1,4 @@
-//! How Deployments, ReplicaSets and ControllerRevisions are shown.
+//! How Deployments, ReplicaSets, ControllerRevisions and PodDisruptionBudgets are shown.
 //!
 //! Pure.
 
@@ -61,6 +61,45 @@ pub(super) static CONTROLLER_REVISION: Printer = Printer {
     cells: controller_revision,
     conditions: no_conditions,
 };
+
+pub(super) static DISRUPTION_BUDGET: Printer = Printer {
+    columns: &[
+        NAME,
+        column(
+            "Min Available",
+            "string",
+            "Pods that must be available, as a number or a percentage.",
+        ),
+        column(
+            "Max Unavailable",
+            "string",
+            "Pods that may be unavailable, as a number or a percentage.",
+        ),
+        column(
+            "Allowed Disruptions",
+            "integer",
+            "Pods that may be evicted now.",
+        ),
+        AGE,
+    ],
+    cells: disruption_budget,
+    conditions: no_conditions,
+};
+
+fn disruption_budget(object: &Object, now: Timestamp) -> Vec<Value> {
+    let limit = |pointer: &str| match object.pointer(pointer) {
+        None | Some(Value::Null) => "N/A".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(number) => number.to_string(),
+    };
+    vec![
+        name(object),
+        limit("/spec/minAvailable").into(),
+        limit("/spec/maxUnavailable").into(),
+        object_number(object, "/status/disruptionsAllowed").into(),
+        age(object, now),
+    ]
+}
 
 fn deployment(object: &Object, now: Timestamp) -> Vec<Value> {
     let (containers, images) = containers_and_images(object);
@@ -142,6 +181,25 @@ mod tests {
                 json!("a,b"),
                 json!("nginx:1.27,busybox"),
                 json!("app=web"),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_budget_shows_the_limit_it_has() {
+        let object = Object::from_value(json!({
+            "metadata": {"name": "web", "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"maxUnavailable": "25%"}, "status": {"disruptionsAllowed": 1},
+        }))
+        .unwrap();
+        assert_eq!(
+            disruption_budget(&object, "2026-01-01T00:00:05Z".parse().unwrap()),
+            [
+                json!("web"),
+                json!("N/A"),
+                json!("25%"),
+                json!(1),
+                json!("5s")
             ]
         );
     }

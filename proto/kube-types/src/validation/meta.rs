@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    Condition, LabelSelector, ObjectMeta, OwnerReference,
+};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -357,5 +359,74 @@ pub(super) fn label_selector(selector: &LabelSelector, path: &Path, errors: &mut
                 names::label_value(value),
             );
         }
+    }
+}
+
+/// Longest reason of a condition.
+const CONDITION_REASON_BYTES: usize = 1024;
+/// Longest message of a condition.
+const CONDITION_MESSAGE_BYTES: usize = 32 * 1024;
+
+/// The `metav1.Condition`s of a status.
+pub(super) fn conditions(conditions: &[Condition], path: &Path, errors: &mut ErrorList) {
+    for (index, condition) in conditions.iter().enumerate() {
+        let path = path.index(index);
+        if conditions[..index]
+            .iter()
+            .any(|earlier| earlier.type_ == condition.type_)
+        {
+            errors.push(FieldError::duplicate(&path.child("type"), &condition.type_));
+        }
+        invalid_each(
+            errors,
+            &path.child("type"),
+            &condition.type_,
+            names::qualified_name(&condition.type_),
+        );
+        if !matches!(condition.status.as_str(), "True" | "False" | "Unknown") {
+            errors.push(FieldError::not_supported(
+                &path.child("status"),
+                &condition.status,
+                &["False", "True", "Unknown"],
+            ));
+        }
+        if let Some(generation) = condition.observed_generation
+            && generation < 0
+        {
+            errors.push(FieldError::invalid(
+                &path.child("observedGeneration"),
+                generation,
+                "must be greater than or equal to zero",
+            ));
+        }
+        condition_reason(&condition.reason, &path.child("reason"), errors);
+        if condition.message.len() > CONDITION_MESSAGE_BYTES {
+            errors.push(FieldError::too_long(
+                &path.child("message"),
+                CONDITION_MESSAGE_BYTES,
+            ));
+        }
+    }
+}
+
+fn condition_reason(reason: &str, path: &Path, errors: &mut ErrorList) {
+    if reason.is_empty() {
+        errors.push(FieldError::required(path, "must be set"));
+        return;
+    }
+    let word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+    let bytes = reason.as_bytes();
+    let valid = bytes.first().is_some_and(u8::is_ascii_alphabetic)
+        && bytes.last().is_some_and(word)
+        && bytes.iter().all(|byte| word(byte) || b",:".contains(byte));
+    if !valid {
+        errors.push(FieldError::invalid(
+            path,
+            reason,
+            "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')",
+        ));
+    }
+    if reason.len() > CONDITION_REASON_BYTES {
+        errors.push(FieldError::too_long(path, CONDITION_REASON_BYTES));
     }
 }

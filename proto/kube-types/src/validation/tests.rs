@@ -416,3 +416,50 @@ fn namespaces_are_labels_and_not_in_namespaces() {
         ]
     );
 }
+
+#[test]
+fn disruption_budgets() {
+    let kind = GroupVersionKind::of("policy", "v1", "PodDisruptionBudget");
+    let refused = |spec: Value| {
+        texts(&validate_create(
+            &kind,
+            &object(&kind, json!({"spec": spec})),
+        ))
+    };
+    assert!(refused(json!({"minAvailable": "50%", "selector": {}})).is_empty());
+    let both = refused(json!({"minAvailable": 1, "maxUnavailable": 1}));
+    assert_eq!(both.len(), 1);
+    assert!(
+        both[0].ends_with(": minAvailable and maxUnavailable cannot be both set"),
+        "{both:?}"
+    );
+    assert_eq!(
+        refused(json!({"minAvailable": -1, "unhealthyPodEvictionPolicy": "Never"})),
+        [
+            "spec.minAvailable: Invalid value: -1: must be greater than or equal to 0",
+            "spec.unhealthyPodEvictionPolicy: Unsupported value: \"Never\": supported values: \"AlwaysAllow\", \"IfHealthyBudget\"",
+        ]
+    );
+    assert_eq!(
+        refused(json!({"maxUnavailable": "101%"})),
+        ["spec.maxUnavailable: Invalid value: \"101%\": must not be greater than 100%"]
+    );
+    let old = object(&kind, json!({"spec": {"minAvailable": 1}}));
+    let changed = merged(
+        &old,
+        &json!({"status": {
+            "disruptionsAllowed": -1,
+            "conditions": [{"type": "DisruptionAllowed", "status": "Perhaps", "reason": "1", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        }}),
+    );
+    let errors = texts(&validate_status_update(&kind, &changed, &old));
+    assert_eq!(errors.len(), 3, "{errors:?}");
+    assert_eq!(
+        errors[0],
+        "status.conditions[0].status: Unsupported value: \"Perhaps\": supported values: \"False\", \"True\", \"Unknown\""
+    );
+    assert_eq!(
+        errors[2],
+        "status.disruptionsAllowed: Invalid value: -1: must be greater than or equal to 0"
+    );
+}

@@ -259,13 +259,7 @@ fn deployment_strategy(strategy: &DeploymentStrategy, path: &Path, errors: &mut 
                     "may not be 0 when `maxSurge` is 0",
                 ));
             }
-            if percent(unavailable).is_some_and(|p| p > 100) {
-                errors.push(FieldError::invalid(
-                    &unavailable_path,
-                    unavailable,
-                    "must not be greater than 100%",
-                ));
-            }
+            at_most_all(unavailable, &unavailable_path, errors);
         }
         _ => errors.push(FieldError::not_supported(
             path,
@@ -295,7 +289,19 @@ fn is_nothing(value: &IntOrString) -> bool {
     }
 }
 
-fn int_or_percent(value: &IntOrString, path: &Path, errors: &mut ErrorList) {
+/// A percentage may not be more than all.
+pub(super) fn at_most_all(value: &IntOrString, path: &Path, errors: &mut ErrorList) {
+    if percent(value).is_some_and(|p| p > 100) {
+        errors.push(FieldError::invalid(
+            path,
+            value,
+            "must not be greater than 100%",
+        ));
+    }
+}
+
+/// A count, or a percentage such as `25%`.
+pub(super) fn int_or_percent(value: &IntOrString, path: &Path, errors: &mut ErrorList) {
     match value {
         IntOrString::Int(number) => not_negative(errors, path, (*number).into()),
         IntOrString::String(_) if percent(value).is_none() => errors.push(FieldError::invalid(

@@ -107,25 +107,68 @@ pub(crate) fn grace_period(pod: &Object, requested: Option<i64>) -> i64 {
 
 /// Sets a condition of the status; the time changes only with the value.
 pub(crate) fn set_condition(pod: &mut Object, kind: &str, status: &str, now: &str) {
+    put_condition(
+        pod,
+        json!({
+            "type": kind,
+            "status": status,
+            "lastProbeTime": null,
+            "lastTransitionTime": now,
+        }),
+        false,
+    );
+}
+
+/// Says on the pod itself that it is about to be taken away, and why.
+pub(crate) fn set_disruption_target(pod: &mut Object, reason: &str, message: &str, now: &str) {
+    put_condition(
+        pod,
+        json!({
+            "type": "DisruptionTarget",
+            "status": "True",
+            "lastProbeTime": null,
+            "lastTransitionTime": now,
+            "reason": reason,
+            "message": message,
+        }),
+        true,
+    );
+}
+
+/// Puts a condition in its place. One of the same status keeps its time, and itself unless the rest
+/// is to be `renewed`.
+fn put_condition(pod: &mut Object, mut fresh: Value, renewed: bool) {
     let mut conditions = match pod.get_path(&["status", "conditions"]) {
         Some(Value::Array(list)) => list.clone(),
         _ => Vec::new(),
     };
-    let fresh = json!({
-        "type": kind,
-        "status": status,
-        "lastProbeTime": null,
-        "lastTransitionTime": now,
-    });
     match conditions
         .iter_mut()
-        .find(|condition| condition["type"] == kind)
+        .find(|condition| condition["type"] == fresh["type"])
     {
-        Some(condition) if condition["status"] == status => {}
+        Some(condition) if condition["status"] == fresh["status"] => {
+            if !renewed {
+                return;
+            }
+            fresh["lastTransitionTime"] = condition["lastTransitionTime"].clone();
+            if let Some(generation) = condition.get("observedGeneration") {
+                fresh["observedGeneration"] = generation.clone();
+            }
+            *condition = fresh;
+        }
         Some(condition) => *condition = fresh,
         None => conditions.push(fresh),
     }
     pod.set_path(&["status", "conditions"], Value::Array(conditions));
+}
+
+/// Whether the pod serves.
+pub(crate) fn is_ready(pod: &Object) -> bool {
+    pod.get_path(&["status", "conditions"])
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
 #[cfg(test)]
