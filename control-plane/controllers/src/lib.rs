@@ -99,6 +99,7 @@ pub async fn run(
     meta::garbage_collector::GarbageCollector::start(&mut host);
     workload::deployment::Deployments::start(&mut host);
     workload::replicaset::ReplicaSets::start(&mut host);
+    workload::disruption::Disruption::start(&mut host);
     service::endpointslice::EndpointSlices::start(&mut host);
     service::endpoints::EndpointsController::start(&mut host);
     if host.join().await {

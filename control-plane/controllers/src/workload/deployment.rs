@@ -25,6 +25,8 @@ mod rolling;
 mod status;
 mod template;
 
+pub(crate) use rolling::scaled;
+
 const NAME: &str = "deployment-controller";
 const WORKERS: usize = 5;
 

@@ -20,7 +20,8 @@ pub(crate) struct Scale {
     pub(crate) to: i32,
 }
 
-fn scaled(value: Option<&IntOrString>, total: i32, round_up: bool) -> i32 {
+/// A number, or a share of `total`.
+pub(crate) fn scaled(value: Option<&IntOrString>, total: i32, round_up: bool) -> i32 {
     match value {
         None => 0,
         Some(IntOrString::Int(value)) => *value,
