@@ -13,8 +13,10 @@ use hyper_util::rt::TokioIo;
 use pintle_proto::admin::admin_client::AdminClient;
 use pintle_proto::admin::admin_server::{Admin, AdminServer};
 use pintle_proto::admin::{
+    CreateKubeconfigRequest, CreateKubeconfigResponse, CreateTokenRequest, CreateTokenResponse,
     Image, ImageProgress, ImportImageRequest, ListImagesRequest, ListImagesResponse,
-    PullImageRequest, RemoveImageRequest, RemoveImageResponse, StatusRequest, StatusResponse,
+    ListTokensRequest, ListTokensResponse, PullImageRequest, RemoveImageRequest,
+    RemoveImageResponse, RevokeTokenRequest, RevokeTokenResponse, StatusRequest, StatusResponse,
     StopProgress, StopRequest,
 };
 use tokio::net::{UnixListener, UnixStream};
@@ -63,6 +65,22 @@ pub(crate) async fn connect(run_dir: &Path) -> Result<Option<AdminClient<Channel
         .await
         .with_context(|| format!("connecting to {shown}"))?;
     Ok(Some(AdminClient::new(channel)))
+}
+
+/// Reaches the instance that owns `run_dir`, or says that none runs.
+pub(crate) async fn connect_running(run_dir: &Path) -> Result<AdminClient<Channel>> {
+    connect(run_dir).await?.with_context(|| {
+        format!(
+            "no instance runs at {}; start one with `pintle up`",
+            run_dir.display()
+        )
+    })
+}
+
+/// A refusal of the instance, in its own words.
+#[expect(clippy::needless_pass_by_value, reason = "the shape map_err wants")]
+pub(crate) fn refused(status: Status) -> anyhow::Error {
+    anyhow::anyhow!("{}", status.message())
 }
 
 /// Answers until `shutdown`; the socket is there before this returns its future's first await.
@@ -175,6 +193,40 @@ impl Admin for AdminService {
             .await
             .map_err(failed)?;
         Ok(Response::new(RemoveImageResponse { removed }))
+    }
+
+    async fn create_token(
+        &self,
+        request: Request<CreateTokenRequest>,
+    ) -> Result<Response<CreateTokenResponse>, Status> {
+        let created = self.running.create_token(request.into_inner()).await;
+        created.map(Response::new).map_err(failed)
+    }
+
+    async fn list_tokens(
+        &self,
+        _: Request<ListTokensRequest>,
+    ) -> Result<Response<ListTokensResponse>, Status> {
+        let tokens = self.running.list_tokens().await.map_err(failed)?;
+        Ok(Response::new(ListTokensResponse { tokens }))
+    }
+
+    async fn revoke_token(
+        &self,
+        request: Request<RevokeTokenRequest>,
+    ) -> Result<Response<RevokeTokenResponse>, Status> {
+        let revoked = self.running.revoke_token(&request.into_inner().id).await;
+        revoked.map_err(failed)?;
+        Ok(Response::new(RevokeTokenResponse {}))
+    }
+
+    async fn create_kubeconfig(
+        &self,
+        request: Request<CreateKubeconfigRequest>,
+    ) -> Result<Response<CreateKubeconfigResponse>, Status> {
+        let kubeconfig = self.running.create_kubeconfig(&request.into_inner());
+        let kubeconfig = kubeconfig.map_err(failed)?;
+        Ok(Response::new(CreateKubeconfigResponse { kubeconfig }))
     }
 }
 

@@ -1,12 +1,15 @@
-//! The command line, as types. What each command does is in `run.rs`, `node.rs` and
-//! `image.rs`; this module only says what can be typed and teaches it through `--help`.
+//! The command line, as types. What each command does is in the module of its name; this one
+//! only says what can be typed and teaches it through `--help`.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use pintle_control_plane::Cidr;
+
+use crate::duration;
 
 /// Kubernetes as one program: control plane and node for bare-metal Linux.
 #[derive(Debug, Parser)]
@@ -74,6 +77,14 @@ pub(crate) enum Command {
     /// List, fetch and remove the node's container images
     #[command(subcommand)]
     Image(ImageCommand),
+    /// Make, list and revoke the tokens that machines join the cluster with
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Print a kubeconfig with a new client certificate for a user
+    ///
+    /// What the user may do hangs on the groups: members of system:masters may do everything,
+    /// others may so far only use discovery. A certificate cannot be revoked: keep --ttl short.
+    Kubeconfig(Kubeconfig),
     /// Print a completion script for a shell
     ///
     /// For bash: `pintle completion bash > /etc/bash_completion.d/pintle`
@@ -151,6 +162,50 @@ pub(crate) enum ImageCommand {
         #[arg(required = true)]
         references: Vec<String>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token and print it; nothing else ever shows its secret
+    Create {
+        /// How long it is good for, such as 30m, 24h or 7d
+        #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration::parse)]
+        ttl: Duration,
+        /// A note for `pintle token list`
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        description: String,
+    },
+    /// List the tokens, without their secrets
+    #[command(alias = "ls")]
+    List {
+        /// Form of the output
+        #[arg(long, short, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+    /// Revoke tokens; machines that joined with them stay
+    #[command(alias = "rm")]
+    Revoke {
+        /// Ids of tokens, or whole tokens
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
+}
+
+/// `pintle kubeconfig`.
+#[derive(Debug, Args)]
+pub(crate) struct Kubeconfig {
+    /// Name of the user
+    #[arg(long, value_name = "NAME")]
+    pub(crate) user: String,
+    /// A group the user is a member of; may be repeated
+    #[arg(long = "group", value_name = "NAME")]
+    pub(crate) groups: Vec<String>,
+    /// How long the certificate is good for, such as 12h or 30d
+    #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = duration::parse)]
+    pub(crate) ttl: Duration,
+    /// Write it to this file, readable by its owner only, instead of standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -7,13 +7,16 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use pintle_agent::Agent;
 use pintle_agent::image::{ImageRecord, Progress, ProgressFn, PullRequest};
 use pintle_control_plane::ControlPlane;
-use pintle_proto::admin::{Image, StatusResponse};
+use pintle_control_plane::token::Role;
+use pintle_proto::admin::{
+    CreateKubeconfigRequest, CreateTokenRequest, CreateTokenResponse, Image, StatusResponse, Token,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Report;
@@ -136,6 +139,53 @@ impl Running {
         Ok(names
             .filter(|names| !names.is_empty())
             .unwrap_or_else(|| vec![reference.to_owned()]))
+    }
+}
+
+/// What only a server does.
+impl Running {
+    pub(crate) async fn create_token(
+        &self,
+        request: CreateTokenRequest,
+    ) -> Result<CreateTokenResponse> {
+        let control_plane = &self.inner.control_plane;
+        let role = Role::parse(&request.role)
+            .with_context(|| format!("--role {}: there is no such role", request.role))?;
+        let life = Duration::from_secs(request.ttl_seconds);
+        let token = control_plane
+            .join_tokens()
+            .create(role, life, &request.description, SystemTime::now())
+            .await?;
+        Ok(CreateTokenResponse {
+            token: token.to_string(),
+            server: control_plane.public_endpoint(),
+            loopback_only: control_plane.is_loopback_only(),
+        })
+    }
+
+    pub(crate) async fn list_tokens(&self) -> Result<Vec<Token>> {
+        let now = SystemTime::now();
+        let tokens = self.inner.control_plane.join_tokens().list().await?;
+        Ok(tokens
+            .into_iter()
+            .map(|token| Token {
+                expired: token.has_expired(now),
+                expires_at_unix: token.expires.as_second(),
+                id: token.id,
+                role: token.role,
+                description: token.description,
+            })
+            .collect())
+    }
+
+    pub(crate) async fn revoke_token(&self, id: &str) -> Result<()> {
+        Ok(self.inner.control_plane.join_tokens().revoke(id).await?)
+    }
+
+    pub(crate) fn create_kubeconfig(&self, request: &CreateKubeconfigRequest) -> Result<String> {
+        let life = Duration::from_secs(request.ttl_seconds);
+        let control_plane = &self.inner.control_plane;
+        Ok(control_plane.user_kubeconfig(&request.user, &request.groups, life)?)
     }
 }
 

@@ -7,12 +7,15 @@ mod admin;
 mod cli;
 mod config;
 mod down;
+mod duration;
 mod image;
 mod instance;
+mod kubeconfig;
 mod notify;
 mod status;
 mod table;
 mod telemetry;
+mod token;
 mod up;
 
 use std::io::Write;
@@ -81,6 +84,12 @@ fn run(cli: Cli) -> Result<()> {
         Command::Image(command) => {
             need_root("image", "only root may speak to the instance")?;
             command_runtime()?.block_on(image::run(&cli.instance.run_dir, command))
+        }
+        Command::Token(command) => {
+            command_runtime()?.block_on(token::run(&cli.instance.run_dir, command))
+        }
+        Command::Kubeconfig(user) => {
+            command_runtime()?.block_on(kubeconfig::run(&cli.instance.run_dir, user))
         }
         Command::Completion { shell } => {
             // It panics where it cannot write; memory always can be written.

@@ -12,16 +12,11 @@ use crate::{admin, table};
 /// Prints the status of the instance at `run_dir`; an error (and so a non-zero exit) when it
 /// does not run or something in it has failed.
 pub(crate) async fn run(run_dir: &Path, output: Output) -> Result<()> {
-    let Some(mut client) = admin::connect(run_dir).await? else {
-        anyhow::bail!(
-            "no instance runs at {}; start one with `pintle up`",
-            run_dir.display()
-        );
-    };
+    let mut client = admin::connect_running(run_dir).await?;
     let status = client
         .status(StatusRequest {})
         .await
-        .map_err(|status| anyhow::anyhow!("{}", status.message()))?
+        .map_err(admin::refused)?
         .into_inner();
     match output {
         Output::Json => json(&status)?,

@@ -141,7 +141,7 @@ pub(crate) fn agent_config(
     AgentConfig {
         server: format!("https://{}", control_plane.address()),
         ca_pem: control_plane.ca_pem().to_owned(),
-        bootstrap_token: Some(control_plane.bootstrap_token()),
+        bootstrap_token: Some(control_plane.own_join_token()),
         ..offline_agent_config(settings, cgroup_root)
     }
 }

@@ -6,6 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Settings of one control plane. [`Default`] is what `pintle up` uses.
 #[derive(Clone, Debug)]
@@ -16,9 +17,12 @@ pub struct ControlPlaneConfig {
     pub bind: IpAddr,
     /// `--port`; 0 takes a free one.
     pub port: u16,
-    /// Address pods reach the API at; `None`: `bind`, or the node's pod gateway when `bind` is
-    /// loopback or unspecified.
+    /// `--advertise`: address pods and other nodes reach the API at; `None`: `bind`, or the
+    /// node's pod gateway when `bind` is loopback or unspecified.
     pub advertise: Option<IpAddr>,
+    /// `--tls-san` and whatever else the serving certificate must be valid for: DNS names or
+    /// addresses.
+    pub more_names: Vec<String>,
     /// `--service-cidr`.
     pub service_cidr: Cidr,
     /// `--pod-cidr`.
@@ -29,7 +33,15 @@ pub struct ControlPlaneConfig {
     pub node_name: String,
     /// `--kubeconfig`: where the administrator's kubeconfig is written.
     pub kubeconfig: PathBuf,
+    /// `nodeCertificateLife`: how long the certificate of a node lives. It is renewed after
+    /// three quarters of that.
+    pub node_certificate_life: Duration,
 }
+
+/// Life of a node's certificate unless the operator says otherwise.
+const NODE_CERTIFICATE_LIFE: Duration = Duration::from_hours(365 * 24);
+/// The least that leaves time to renew it.
+const NODE_CERTIFICATE_LEAST: Duration = Duration::from_secs(20);
 
 impl Default for ControlPlaneConfig {
     fn default() -> Self {
@@ -38,11 +50,13 @@ impl Default for ControlPlaneConfig {
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 6443,
             advertise: None,
+            more_names: Vec::new(),
             service_cidr: Cidr::v4([10, 96, 0, 0], 16),
             pod_cidr: Cidr::v4([10, 244, 0, 0], 16),
             cluster_domain: "cluster.local".to_owned(),
             node_name: "localhost".to_owned(),
             kubeconfig: PathBuf::from("/etc/pintle/admin.kubeconfig"),
+            node_certificate_life: NODE_CERTIFICATE_LIFE,
         }
     }
 }
@@ -81,6 +95,24 @@ pub enum ConfigError {
     ClusterDomain {
         /// What was given.
         value: String,
+    },
+    /// Neither a name nor an address.
+    #[error("--tls-san {value}: neither a lowercase DNS name nor an address")]
+    ServingName {
+        /// What was given.
+        value: String,
+    },
+    /// Not an address others can reach.
+    #[error("--advertise {value}: not an address that other machines can reach")]
+    Advertise {
+        /// What was given.
+        value: IpAddr,
+    },
+    /// Too short or too long.
+    #[error("nodeCertificateLife {value:?}: give from {NODE_CERTIFICATE_LEAST:?} to 365 days")]
+    NodeCertificateLife {
+        /// What was given.
+        value: Duration,
     },
     /// Not usable as a Node's name.
     #[error("--node-name {value}: not a lowercase DNS subdomain (a-z, 0-9, `-` and `.`)")]
@@ -121,6 +153,21 @@ impl ControlPlaneConfig {
             return Err(ConfigError::NodeName {
                 value: self.node_name.clone(),
             });
+        }
+        let is_name = |name: &String| name.parse::<IpAddr>().is_ok() || is_dns_subdomain(name);
+        if let Some(value) = self.more_names.iter().find(|name| !is_name(name)) {
+            return Err(ConfigError::ServingName {
+                value: value.clone(),
+            });
+        }
+        if let Some(value) = self.advertise
+            && value.is_unspecified()
+        {
+            return Err(ConfigError::Advertise { value });
+        }
+        let life = self.node_certificate_life;
+        if life < NODE_CERTIFICATE_LEAST || life > NODE_CERTIFICATE_LIFE {
+            return Err(ConfigError::NodeCertificateLife { value: life });
         }
         Ok(())
     }
@@ -163,6 +210,20 @@ impl ControlPlaneConfig {
             } else {
                 self.bind
             })
+    }
+
+    /// Where other machines reach the API, given the port that was bound.
+    pub fn public_endpoint(&self, port: u16) -> SocketAddr {
+        if self.is_loopback_only() {
+            self.local_endpoint(port)
+        } else {
+            SocketAddr::new(self.advertise_address(), port)
+        }
+    }
+
+    /// Whether no other machine can reach the API.
+    pub fn is_loopback_only(&self) -> bool {
+        self.bind.is_loopback()
     }
 
     /// Host and port for clients on this machine, given the port that was bound.

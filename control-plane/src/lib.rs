@@ -21,12 +21,16 @@ pub mod identity;
 pub mod join;
 pub mod kubeconfig;
 mod leader;
+mod node_keys;
 pub mod pki;
 pub mod run;
 pub mod server;
 pub mod service_account;
 pub mod session;
+#[cfg(test)]
+mod testing;
 pub mod token;
+mod version_skew;
 
 pub use config::{Cidr, ControlPlaneConfig};
 pub use run::{BuildError, ControlPlane, RunError};

@@ -2,26 +2,32 @@
 //!
 //! Owns `control-plane/pki/`: made at first start, reused ever after. The listener
 //! ([`crate::server`]) serves with its serving certificate, the kubeconfig carries its
-//! administrator identity, [`crate::join`] has it sign node certificates and
-//! [`crate::service_account`] signs tokens with its key. A file that cannot be read is an error,
+//! administrator identity, [`crate::join`] has it sign node certificates,
+//! [`crate::kubeconfig`] those of users, and [`crate::service_account`] signs tokens with its key. A file that cannot be read is an error,
 //! never a reason to make a new CA: every identity in the cluster hangs on it.
 //!
 //! One file holds a key and its certificate, so that no crash can leave one without the other.
+
+mod subject;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use parking_lot::RwLock;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
-    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType, SerialNumber,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _,
+    SanType, SerialNumber,
 };
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use sha2::{Digest as _, Sha256};
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use crate::files;
@@ -31,7 +37,8 @@ const CA_VALIDITY: Duration = DAY.saturating_mul(3650);
 const LEAF_VALIDITY: Duration = DAY.saturating_mul(365);
 /// A certificate with less than this to live is made anew at start and at the daily check.
 const RENEW_BEFORE: Duration = DAY.saturating_mul(30);
-/// Certificates start in the past so that a node whose clock is a little behind accepts them.
+/// Certificates start in the past so that a node whose clock is a little behind accepts them;
+/// short-lived ones only by a tenth of their life.
 const BACKDATE: Duration = Duration::from_hours(1);
 
 /// Name of the administrator in the kubeconfig.
@@ -72,6 +79,17 @@ pub enum PkiError {
     /// The certificate signing request is no PKCS#10 or its signature is wrong.
     #[error("read the certificate signing request")]
     SigningRequest(#[source] rcgen::Error),
+    /// The groups could not be written into a certificate.
+    #[error("name {subject} and its groups in a certificate")]
+    Subject {
+        /// Common name.
+        subject: String,
+        /// Why.
+        source: subject::SubjectError,
+    },
+    /// A certificate made just now cannot be read.
+    #[error("read a new certificate")]
+    Pem(#[source] rustls_pki_types::pem::Error),
     /// The TLS library refuses the keys.
     #[error("build the TLS configuration")]
     Tls(#[source] rustls::Error),
@@ -90,8 +108,14 @@ pub struct ServingNames {
 }
 
 impl ServingNames {
-    /// The names of the `kubernetes` Service, this node and the given addresses.
-    pub fn new(cluster_domain: &str, node_name: &str, addresses: &[IpAddr]) -> Self {
+    /// The names of the `kubernetes` Service, this node, the given addresses and what an
+    /// operator adds: names or addresses.
+    pub fn new(
+        cluster_domain: &str,
+        node_name: &str,
+        addresses: &[IpAddr],
+        more: &[String],
+    ) -> Self {
         let mut names: Vec<String> = [
             "kubernetes",
             "kubernetes.default",
@@ -102,11 +126,17 @@ impl ServingNames {
         .to_vec();
         names.push(format!("kubernetes.default.svc.{cluster_domain}"));
         names.push(node_name.to_owned());
+        let mut addresses = addresses.to_vec();
+        for name in more {
+            match name.parse() {
+                Ok(address) => addresses.push(address),
+                Err(_not_an_address) => names.push(name.clone()),
+            }
+        }
         names.sort_unstable();
         names.dedup();
         let mut addresses: Vec<IpAddr> = addresses
-            .iter()
-            .copied()
+            .into_iter()
             .filter(|a| !a.is_unspecified())
             .chain([IpAddr::from([127, 0, 0, 1])])
             .collect();
@@ -131,10 +161,25 @@ impl std::fmt::Debug for Identity {
     }
 }
 
+/// What [`Pki::sign_client`] gives.
+#[derive(Clone, Debug)]
+pub struct SignedClient {
+    /// The certificate.
+    pub certificate_pem: String,
+    /// SHA-256 of the public key it is for.
+    pub key_hash: [u8; 32],
+}
+
+/// SHA-256 of a SubjectPublicKeyInfo in DER.
+pub(crate) fn key_hash(subject_public_key_info: &[u8]) -> [u8; 32] {
+    Sha256::digest(subject_public_key_info).into()
+}
+
 /// The cluster CA and what it signed for the control plane itself.
 pub struct Pki {
     directory: PathBuf,
     ca_pem: String,
+    ca_hash: [u8; 32],
     issuer: Issuer<'static, KeyPair>,
     names: ServingNames,
     serving: Arc<ServingCertificate>,
@@ -171,6 +216,7 @@ impl Pki {
             .ok_or(damaged(&ca_path, "the private key is unusable"))?;
         let ca_der = der(&ca_path, &ca.certificate_pem)?;
         check_pair(&ca_path, &ca_der, &ca_key)?;
+        let ca_hash = key_hash(&ca_key.subject_public_key_info());
         let issuer = Issuer::from_ca_cert_der(&ca_der, ca_key)
             .ok()
             .ok_or(damaged(&ca_path, "the certificate is no CA"))?;
@@ -181,7 +227,8 @@ impl Pki {
                 admin
             }
             _ => {
-                let admin = issue(&issuer, &client_params(ADMIN_USER, &[ADMIN_GROUP], now))?;
+                let params = client_params(ADMIN_USER, &[ADMIN_GROUP], LEAF_VALIDITY, now);
+                let admin = issue(&issuer, &params)?;
                 write(&admin_path, &admin)?;
                 admin
             }
@@ -197,7 +244,7 @@ impl Pki {
             }
         };
         let serving = Arc::new(ServingCertificate {
-            current: RwLock::new(certified_key(&serving_path, &serving)?),
+            current: RwLock::new(certified_key(&serving_path, &serving, &ca_der)?),
         });
 
         let service_account_path = directory.join("service-account.key");
@@ -215,6 +262,7 @@ impl Pki {
         Ok(Self {
             directory: directory.to_owned(),
             ca_pem: ca.certificate_pem,
+            ca_hash,
             issuer,
             names,
             serving,
@@ -226,6 +274,11 @@ impl Pki {
     /// The CA certificate, PEM.
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
+    }
+
+    /// SHA-256 of the CA's public key: what a join token pins.
+    pub fn ca_hash(&self) -> [u8; 32] {
+        self.ca_hash
     }
 
     /// The administrator's client identity.
@@ -250,29 +303,56 @@ impl Pki {
         }
         let serving = issue(&self.issuer, &serving_params(&self.names, now)?)?;
         write(&path, &serving)?;
-        *self.serving.current.write() = certified_key(&path, &serving)?;
+        *self.serving.current.write() = certified_key(&path, &serving, &ca_der)?;
         Ok(true)
     }
 
     /// Signs the key of a PKCS#10 request for a client with this name and these groups,
-    /// whatever the request itself asks for. Gives a PEM certificate.
+    /// whatever the request itself asks for, good for `life`.
     pub fn sign_client(
         &self,
         csr_pem: &str,
         common_name: &str,
         organizations: &[&str],
+        life: Duration,
         now: SystemTime,
-    ) -> Result<String, PkiError> {
+    ) -> Result<SignedClient, PkiError> {
         let mut request =
             CertificateSigningRequestParams::from_pem(csr_pem).map_err(PkiError::SigningRequest)?;
-        request.params = client_params(common_name, organizations, now);
+        request.params = client_params(common_name, organizations, life, now);
+        let key_hash = key_hash(&request.public_key.subject_public_key_info());
         request
             .signed_by(&self.issuer)
-            .map(|certificate| certificate.pem())
+            .map(|certificate| SignedClient {
+                certificate_pem: certificate.pem(),
+                key_hash,
+            })
             .map_err(|source| PkiError::Sign {
                 subject: common_name.to_owned(),
                 source,
             })
+    }
+
+    /// A key and a certificate for a client with this name and these groups, good for `life`.
+    pub fn issue_client(
+        &self,
+        common_name: &str,
+        groups: &[&str],
+        life: Duration,
+        now: SystemTime,
+    ) -> Result<Identity, PkiError> {
+        let identity = issue(&self.issuer, &client_params(common_name, &[], life, now))?;
+        let plain = CertificateDer::from_pem_slice(identity.certificate_pem.as_bytes())
+            .map_err(PkiError::Pem)?;
+        let certificate = subject::replace(&plain, common_name, groups, self.issuer.key())
+            .map_err(|source| PkiError::Subject {
+                subject: common_name.to_owned(),
+                source,
+            })?;
+        Ok(Identity {
+            certificate_pem: pem(&certificate),
+            key_pem: identity.key_pem,
+        })
     }
 
     /// TLS for the API's listeners: the serving certificate, client certificates verified
@@ -321,7 +401,7 @@ fn base_params(common_name: &str, validity: Duration, now: SystemTime) -> Certif
     let mut name = DistinguishedName::new();
     name.push(DnType::CommonName, common_name);
     let mut params = CertificateParams::default();
-    params.not_before = (now - BACKDATE).into();
+    params.not_before = (now - BACKDATE.min(validity / 10)).into();
     params.not_after = (now + validity).into();
     // Positive, and at most 20 octets: RFC 5280, 4.1.2.2.
     params.serial_number = Some(SerialNumber::from(rand::random::<u64>() >> 1));
@@ -329,8 +409,13 @@ fn base_params(common_name: &str, validity: Duration, now: SystemTime) -> Certif
     params
 }
 
-fn client_params(common_name: &str, organizations: &[&str], now: SystemTime) -> CertificateParams {
-    let mut params = base_params(common_name, LEAF_VALIDITY, now);
+fn client_params(
+    common_name: &str,
+    organizations: &[&str],
+    life: Duration,
+    now: SystemTime,
+) -> CertificateParams {
+    let mut params = base_params(common_name, life, now);
     for organization in organizations {
         params
             .distinguished_name
@@ -397,6 +482,17 @@ fn issue(
     })
 }
 
+/// A certificate as PEM (RFC 7468).
+fn pem(certificate: &[u8]) -> String {
+    let mut text = "-----BEGIN CERTIFICATE-----\n".to_owned();
+    for line in STANDARD.encode(certificate).as_bytes().chunks(64) {
+        text.extend(line.iter().copied().map(char::from));
+        text.push('\n');
+    }
+    text.push_str("-----END CERTIFICATE-----\n");
+    text
+}
+
 /// Whether `certificate` was signed by this CA and has long enough to live.
 fn usable(certificate: &CertificateDer<'_>, ca: &CertificateDer<'_>, now: SystemTime) -> bool {
     let (Ok((_, leaf)), Ok((_, ca))) = (
@@ -441,7 +537,6 @@ fn alternative_names(certificate: &CertificateDer<'_>) -> Option<ServingNames> {
 }
 
 fn check_pair(path: &Path, ca: &CertificateDer<'_>, key: &KeyPair) -> Result<(), PkiError> {
-    use rcgen::PublicKeyData as _;
     let (_, certificate) = X509Certificate::from_der(ca)
         .ok()
         .ok_or(damaged(path, "the certificate cannot be parsed"))?;
@@ -452,12 +547,17 @@ fn check_pair(path: &Path, ca: &CertificateDer<'_>, key: &KeyPair) -> Result<(),
     }
 }
 
-fn certified_key(path: &Path, identity: &Identity) -> Result<Arc<CertifiedKey>, PkiError> {
+/// The chain holds the CA too: a machine that joins knows it only by its hash.
+fn certified_key(
+    path: &Path,
+    identity: &Identity,
+    ca: &CertificateDer<'static>,
+) -> Result<Arc<CertifiedKey>, PkiError> {
     let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes())
         .ok()
         .ok_or(damaged(path, "the private key is unusable"))?;
     CertifiedKey::from_der(
-        vec![der(path, &identity.certificate_pem)?],
+        vec![der(path, &identity.certificate_pem)?, ca.clone()],
         key,
         &rustls::crypto::aws_lc_rs::default_provider(),
     )
@@ -529,7 +629,7 @@ mod tests {
     use super::*;
 
     fn names() -> ServingNames {
-        ServingNames::new("cluster.local", "node-a", &[[10, 96, 0, 1].into()])
+        ServingNames::new("cluster.local", "node-a", &[[10, 96, 0, 1].into()], &[])
     }
 
     fn now() -> SystemTime {
@@ -561,7 +661,7 @@ mod tests {
         let first = Pki::open(dir.path(), names(), now()).unwrap();
         let serving = || std::fs::read_to_string(dir.path().join("serving.pem")).unwrap();
         let before = serving();
-        let more = ServingNames::new("cluster.local", "node-b", &[]);
+        let more = ServingNames::new("cluster.local", "node-b", &[], &["api.example".to_owned()]);
         let second = Pki::open(dir.path(), more, now()).unwrap();
         let renamed = serving();
         assert_ne!(before, renamed);
@@ -592,10 +692,11 @@ mod tests {
             .distinguished_name
             .push(DnType::CommonName, "system:admin");
         let csr = asked.serialize_request(&key).unwrap().pem().unwrap();
-        let pem = pki
-            .sign_client(&csr, "system:node:a", &["system:nodes"], now())
+        let life = LEAF_VALIDITY;
+        let signed = pki
+            .sign_client(&csr, "system:node:a", &["system:nodes"], life, now())
             .unwrap();
-        let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+        let der = CertificateDer::from_pem_slice(signed.certificate_pem.as_bytes()).unwrap();
         let (_, certificate) = X509Certificate::from_der(&der).unwrap();
         let subject = certificate.subject();
         let common_name = subject.iter_common_name().next().unwrap().as_str().unwrap();
@@ -606,9 +707,36 @@ mod tests {
             .as_str()
             .unwrap();
         assert_eq!((common_name, group), ("system:node:a", "system:nodes"));
+        assert_eq!(signed.key_hash, key_hash(certificate.public_key().raw));
         assert!(matches!(
-            pki.sign_client("nonsense", "x", &[], now()),
+            pki.sign_client("nonsense", "x", &[], life, now()),
             Err(PkiError::SigningRequest(_))
         ));
+    }
+
+    #[test]
+    fn a_user_is_in_every_group_and_lives_as_long_as_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = Pki::open(dir.path(), names(), now()).unwrap();
+        let life = Duration::from_hours(2);
+        let user = pki
+            .issue_client("jane", &["dev", "ops"], life, now())
+            .unwrap();
+        let der = CertificateDer::from_pem_slice(user.certificate_pem.as_bytes()).unwrap();
+        let (_, certificate) = X509Certificate::from_der(&der).unwrap();
+        let groups: Vec<_> = certificate
+            .subject()
+            .iter_organization()
+            .map(|group| group.as_str().unwrap())
+            .collect();
+        assert_eq!(groups, ["dev", "ops"]);
+        let ca = CertificateDer::from_pem_slice(pki.ca_pem().as_bytes()).unwrap();
+        let (_, ca) = X509Certificate::from_der(&ca).unwrap();
+        certificate.verify_signature(Some(ca.public_key())).unwrap();
+        assert_eq!(key_hash(ca.public_key().raw), pki.ca_hash());
+        let ends = u64::try_from(certificate.validity().not_after.timestamp()).unwrap();
+        assert_eq!(ends, crate::clock::unix_seconds(now() + life));
+        let key = KeyPair::from_pem(&user.key_pem).unwrap();
+        assert_eq!(certificate.public_key().raw, key.subject_public_key_info());
     }
 }

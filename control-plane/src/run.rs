@@ -32,18 +32,18 @@ use tonic::service::Routes;
 use crate::config::{ConfigError, ControlPlaneConfig};
 use crate::identity::{BoundTokenVerifier, IdentityEndpoints, Minter};
 use crate::join::JoinServer;
+use crate::kubeconfig::KubeconfigError;
 use crate::leader::while_leading;
-use crate::pki::{Pki, PkiError, ServingNames};
+use crate::node_keys::NodeKeys;
+use crate::pki::{ADMIN_USER, Pki, PkiError, ServingNames};
 use crate::server::{self, Services};
 use crate::service_account::{ServiceAccountTokens, TokenError};
 use crate::session::{SessionServer, Sessions};
-use crate::token::BootstrapTokens;
+use crate::token::JoinTokens;
 use crate::{clock, files, kubeconfig};
 
 /// The Kubernetes version that is served.
 pub const KUBERNETES_VERSION: &str = "v1.36.0+pintle";
-/// A node has this long to join with the token of a start.
-const BOOTSTRAP_TOKEN_TTL: Duration = Duration::from_hours(1);
 /// How often the serving certificate is looked at.
 const RENEWAL_INTERVAL: Duration = Duration::from_hours(24);
 
@@ -122,7 +122,10 @@ struct Inner {
     store: Store,
     api: ApiServer,
     pki: Arc<Pki>,
-    bootstrap: Arc<BootstrapTokens>,
+    join_tokens: Arc<JoinTokens>,
+    node_keys: NodeKeys,
+    /// HOST:PORT of every API server, this one first.
+    servers: watch::Sender<Vec<String>>,
     tokens: Arc<ServiceAccountTokens>,
     authenticator: Arc<BoundTokenVerifier>,
     sessions: Sessions,
@@ -172,6 +175,7 @@ impl ControlPlane {
                 config.pod_gateway(),
                 config.api_service_address(),
             ],
+            &config.more_names,
         );
         let pki = Pki::open(&state_dir.join("pki"), names, clock::now()).map_err(|source| {
             BuildError::Pki {
@@ -201,8 +205,9 @@ impl ControlPlane {
         authenticator.look_up_through(&api.client(UserInfo::apiserver()));
 
         let text = kubeconfig::render(
-            config.local_endpoint(address.port()),
+            &config.local_endpoint(address.port()).to_string(),
             pki.ca_pem(),
+            ADMIN_USER,
             pki.admin(),
         );
         kubeconfig::write(&config.kubeconfig, &text).map_err(|source| BuildError::Path {
@@ -217,6 +222,9 @@ impl ControlPlane {
             service_cidr: config.service_cidr.to_string(),
             pod_cidr: config.pod_cidr.to_string(),
         };
+        let system = api.client(UserInfo::apiserver());
+        let join_tokens = JoinTokens::new(system.clone(), pki.ca_hash());
+        let servers = vec![config.public_endpoint(address.port()).to_string()];
         Ok(Self {
             inner: Arc::new(Inner {
                 config,
@@ -224,7 +232,9 @@ impl ControlPlane {
                 store,
                 api,
                 pki: Arc::new(pki),
-                bootstrap: Arc::default(),
+                join_tokens: Arc::new(join_tokens),
+                node_keys: NodeKeys::new(system),
+                servers: watch::Sender::new(servers),
                 tokens,
                 authenticator,
                 sessions,
@@ -279,11 +289,36 @@ impl ControlPlane {
         self.inner.pki.ca_pem()
     }
 
-    /// A token with which a node may join within the next hour.
-    pub fn bootstrap_token(&self) -> String {
-        self.inner
-            .bootstrap
-            .issue(BOOTSTRAP_TOKEN_TTL, clock::now())
+    /// What the agent of this process joins with.
+    pub fn own_join_token(&self) -> String {
+        self.inner.join_tokens.issue_own().credential()
+    }
+
+    /// The join tokens of the cluster.
+    pub fn join_tokens(&self) -> &JoinTokens {
+        &self.inner.join_tokens
+    }
+
+    /// HOST:PORT at which other machines reach this server.
+    pub fn public_endpoint(&self) -> String {
+        let port = self.inner.address.port();
+        self.inner.config.public_endpoint(port).to_string()
+    }
+
+    /// Whether no other machine can reach this server.
+    pub fn is_loopback_only(&self) -> bool {
+        self.inner.config.is_loopback_only()
+    }
+
+    /// A kubeconfig with a new certificate for a user of these groups.
+    pub fn user_kubeconfig(
+        &self,
+        user: &str,
+        groups: &[String],
+        life: Duration,
+    ) -> Result<String, KubeconfigError> {
+        let (pki, server) = (&self.inner.pki, self.public_endpoint());
+        kubeconfig::for_user(pki, &server, user, groups, life, clock::now())
     }
 
     /// What a node needs to know of the cluster.
@@ -372,13 +407,19 @@ impl ControlPlane {
     fn grpc(&self, shutdown: &CancellationToken, tasks: &TaskTracker) -> axum::Router {
         let join = JoinServer {
             pki: Arc::clone(&self.inner.pki),
-            tokens: Arc::clone(&self.inner.bootstrap),
+            tokens: Arc::clone(&self.inner.join_tokens),
+            keys: self.inner.node_keys.clone(),
+            own_node: self.inner.config.node_name.clone(),
             settings: self.inner.settings.clone(),
+            servers: self.inner.servers.subscribe(),
+            certificate_life: self.inner.config.node_certificate_life,
         };
         let session = SessionServer {
             client: self.client(UserInfo::apiserver()),
             sessions: self.inner.sessions.clone(),
             tokens: Arc::clone(&self.inner.tokens),
+            keys: self.inner.node_keys.clone(),
+            servers: self.inner.servers.subscribe(),
             settings: self.inner.settings.clone(),
             server_version: KUBERNETES_VERSION.to_owned(),
             shutdown: shutdown.clone(),
@@ -459,7 +500,7 @@ async fn renew_certificates(pki: Arc<Pki>, shutdown: CancellationToken) {
     }
 }
 
-fn version() -> VersionInfo {
+pub(crate) fn version() -> VersionInfo {
     VersionInfo {
         major: "1".to_owned(),
         minor: "36".to_owned(),

@@ -27,7 +27,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use pintle_api::auth::UserInfo;
-use pintle_api::auth::authenticate::{PeerCertificate, certificate_user};
 use pintle_api::client::{Client, EventRecorder};
 use pintle_api::stream::{NodeProxy, NodeStream};
 use pintle_kube_types::status::Status as ApiStatus;
@@ -35,17 +34,20 @@ use pintle_proto::node::node_session_server::NodeSession;
 use pintle_proto::node::open_stream::Target;
 use pintle_proto::node::server_message::Message as ToAgent;
 use pintle_proto::node::{
-    AgentMessage, ClusterSettings, Hello, OpenStream, ServerMessage, StreamFrame, Welcome,
+    AgentMessage, ClusterSettings, Hello, OpenStream, ServerMessage, Servers, StreamFrame, Welcome,
     agent_message,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::join::{admits, peer_node, replaced};
+use crate::node_keys::NodeKeys;
 use crate::service_account::ServiceAccountTokens;
+use crate::version_skew;
 use feed::Feed;
 use requests::Requests;
 use streams::PendingStreams;
@@ -166,6 +168,10 @@ pub struct SessionServer {
     pub sessions: Sessions,
     /// Signs the tokens that pods get.
     pub tokens: Arc<ServiceAccountTokens>,
+    /// Which keys may act as which node.
+    pub(crate) keys: NodeKeys,
+    /// Where agents reach the API servers.
+    pub(crate) servers: watch::Receiver<Vec<String>>,
     /// Sent in the Welcome.
     pub settings: ClusterSettings,
     /// Sent in the Welcome.
@@ -195,9 +201,14 @@ impl NodeSession for SessionServer {
         &self,
         request: Request<Streaming<AgentMessage>>,
     ) -> Result<Response<Outbound>, Status> {
-        let node = peer_node(&request)?;
+        let (node, key) = peer_node(&request)?;
+        if !admits(&self.keys, &node, &key).await? {
+            return Err(replaced(&node));
+        }
         let mut inbound = request.into_inner();
         let hello = read_hello(&mut inbound, &node).await?;
+        version_skew::check(&hello.agent_version)
+            .map_err(|error| Status::failed_precondition(error.to_string()))?;
 
         let cancel = self.shutdown.child_token();
         let (outbound, receiver) = mpsc::channel(OUTBOUND);
@@ -213,10 +224,13 @@ impl NodeSession for SessionServer {
             agent_version = hello.agent_version,
             "node session begins"
         );
+        let mut servers = self.servers.clone();
+        let addresses = servers.borrow_and_update().clone();
         let welcome = message(ToAgent::Welcome(Welcome {
             settings: Some(self.settings.clone()),
             server_version: self.server_version.clone(),
             resumed: resumed.is_some(),
+            servers: Some(Servers { addresses }),
         }));
         if outbound.send(Ok(welcome)).await.is_err() {
             return Err(Status::cancelled("the agent has left"));
@@ -229,6 +243,7 @@ impl NodeSession for SessionServer {
             as_node,
             self.client.clone(),
             Arc::clone(&self.tokens),
+            self.keys.clone(),
             recorder,
         );
         let tasks = self.tasks.clone();
@@ -242,7 +257,7 @@ impl NodeSession for SessionServer {
         let (client, sessions) = (self.client.clone(), self.sessions.clone());
         let stop = cancel.clone();
         tasks.spawn(async move {
-            let view = send_deltas(&client, &node, resumed, &outbound, &stop).await;
+            let view = send_deltas(&client, &node, resumed, servers, &outbound, &stop).await;
             tracing::info!(node, "node session ended");
             sessions.leave(&node, number, view);
         });
@@ -256,7 +271,10 @@ impl NodeSession for SessionServer {
         &self,
         request: Request<Streaming<StreamFrame>>,
     ) -> Result<Response<Self::StreamStream>, Status> {
-        let node = peer_node(&request)?;
+        let (node, key) = peer_node(&request)?;
+        if !admits(&self.keys, &node, &key).await? {
+            return Err(replaced(&node));
+        }
         let (outbound, carry) = self
             .sessions
             .inner
@@ -269,16 +287,6 @@ impl NodeSession for SessionServer {
         });
         Ok(Response::new(outbound))
     }
-}
-
-/// The node whose certificate the connection was made with.
-fn peer_node<T>(request: &Request<T>) -> Result<String, Status> {
-    request
-        .extensions()
-        .get::<PeerCertificate>()
-        .and_then(certificate_user)
-        .and_then(|user| user.node_name().map(str::to_owned))
-        .ok_or_else(|| Status::unauthenticated("a node's client certificate is needed"))
 }
 
 async fn read_hello(inbound: &mut Streaming<AgentMessage>, node: &str) -> Result<Hello, Status> {
@@ -303,6 +311,7 @@ async fn send_deltas(
     client: &Client,
     node: &str,
     resumed: Option<View>,
+    mut servers: watch::Receiver<Vec<String>>,
     outbound: &mpsc::Sender<Result<ServerMessage, Status>>,
     stop: &CancellationToken,
 ) -> View {
@@ -315,6 +324,14 @@ async fn send_deltas(
     loop {
         let permit = tokio::select! {
             () = stop.cancelled() => return feed.into_view(),
+            Ok(()) = servers.changed() => {
+                let addresses = servers.borrow_and_update().clone();
+                let list = message(ToAgent::Servers(Servers { addresses }));
+                if outbound.send(Ok(list)).await.is_err() {
+                    return feed.into_view();
+                }
+                continue;
+            }
             permit = async {
                 feed.changed().await;
                 outbound.reserve().await

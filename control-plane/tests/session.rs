@@ -104,10 +104,11 @@ async fn join(control_plane: &ControlPlane, node: &str) -> Channel {
         token: "wrong".to_owned(),
         node_name: node.to_owned(),
         csr_pem: csr.pem().unwrap(),
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let refused = client.join(request.clone()).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unauthenticated);
-    request.token = control_plane.bootstrap_token();
+    request.token = control_plane.own_join_token();
     let joined = client.join(request).await.unwrap().into_inner();
     assert_eq!(joined.ca_pem, ca);
     let identity = (joined.certificate_pem, key.serialize_pem());
@@ -164,7 +165,7 @@ impl Session {
                 self.deltas.push(delta);
             }
             FromServer::OpenStream(stream) => self.streams.push(stream),
-            FromServer::Welcome(_) => panic!("a second Welcome"),
+            FromServer::Welcome(_) | FromServer::Servers(_) => panic!("a second greeting"),
         }
         None
     }
@@ -219,7 +220,7 @@ impl Session {
 fn hello(control_plane: &ControlPlane, resume_revision: u64) -> Hello {
     Hello {
         node_name: "node-a".to_owned(),
-        agent_version: "test".to_owned(),
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         resume_revision,
         cluster_id: control_plane.settings().cluster_id.clone(),
     }

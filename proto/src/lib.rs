@@ -8,6 +8,7 @@
 //! - [`admin`]: the `pintle` command and a running instance, over its unix socket.
 //! - [`raft`]: the members of the store's Raft group.
 //! - [`etcd`]: clients of etcd v3 and the store.
+//! - [`token`]: the text of a join token, which both sides of Join know.
 
 pub mod etcd;
 
@@ -46,6 +47,8 @@ pub mod admin;
 #[rustfmt::skip]
 #[path = "generated/pintle.raft.v1.rs"]
 pub mod raft;
+
+pub mod token;
 
 /// Largest gRPC message either side accepts, in bytes: a Delta carries many objects of up
 /// to 3 MiB each.

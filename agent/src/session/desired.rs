@@ -359,6 +359,7 @@ impl Inner {
                     pods.push(PodChange::Node(object));
                 }
             }
+            Resource::PeerNode => {}
             Resource::Unspecified => {
                 tracing::warn!(key, "change of a resource this agent does not know");
             }

@@ -217,6 +217,7 @@ impl Link {
             token,
             node_name: self.config.node_name.clone(),
             csr_pem,
+            agent_version: self.config.version.clone(),
         };
         let response = JoinClient::new(channel)
             .join(request)
@@ -275,6 +276,7 @@ impl Link {
                 }
             }
             server_message::Message::Welcome(welcome) => self.welcome(&welcome),
+            server_message::Message::Servers(_) => {}
         }
     }
 

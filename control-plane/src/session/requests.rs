@@ -28,6 +28,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::clock;
+use crate::node_keys::NodeKeys;
 use crate::service_account::{Reference, ServiceAccountTokens, TokenSubject};
 
 /// Namespace of the nodes' heartbeats.
@@ -43,6 +44,7 @@ pub(super) struct Requests {
     /// Reads what a node may not read itself.
     system: Client,
     tokens: Arc<ServiceAccountTokens>,
+    keys: NodeKeys,
     recorder: EventRecorder,
 }
 
@@ -52,6 +54,7 @@ impl Requests {
         client: Client,
         system: Client,
         tokens: Arc<ServiceAccountTokens>,
+        keys: NodeKeys,
         recorder: EventRecorder,
     ) -> Self {
         Self {
@@ -59,6 +62,7 @@ impl Requests {
             client,
             system,
             tokens,
+            keys,
             recorder,
         }
     }
@@ -126,6 +130,9 @@ impl Requests {
             }
             Err(status) => return Err(status),
         };
+        if let Some(uid) = stored.metadata.uid.as_deref() {
+            self.keys.registered(&self.node, uid).await?;
+        }
         if let Some(status) = node.status
             && stored.status.as_ref() != Some(&status)
         {

@@ -8,6 +8,9 @@ pub struct JoinRequest {
     /// PEM certificate signing request; the private key never leaves the node.
     #[prost(string, tag = "3")]
     pub csr_pem: ::prost::alloc::string::String,
+    /// Refused when it is more than one minor version from the server's.
+    #[prost(string, tag = "4")]
+    pub agent_version: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JoinResponse {
@@ -19,6 +22,19 @@ pub struct JoinResponse {
     /// Cluster-wide settings the agent needs before its session starts.
     #[prost(message, optional, tag = "3")]
     pub settings: ::core::option::Option<ClusterSettings>,
+    /// HOST:PORT of every API server, this one first.
+    #[prost(string, repeated, tag = "4")]
+    pub servers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RenewRequest {
+    #[prost(string, tag = "1")]
+    pub csr_pem: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RenewResponse {
+    #[prost(string, tag = "1")]
+    pub certificate_pem: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ClusterSettings {
@@ -63,7 +79,7 @@ pub struct Hello {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ServerMessage {
-    #[prost(oneof = "server_message::Message", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "server_message::Message", tags = "1, 2, 3, 4, 5")]
     pub message: ::core::option::Option<server_message::Message>,
 }
 /// Nested message and enum types in `ServerMessage`.
@@ -78,7 +94,16 @@ pub mod server_message {
         Response(super::Response),
         #[prost(message, tag = "4")]
         OpenStream(super::OpenStream),
+        /// After the Welcome, whenever the list has changed.
+        #[prost(message, tag = "5")]
+        Servers(super::Servers),
     }
+}
+/// HOST:PORT of every API server, the sender first.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Servers {
+    #[prost(string, repeated, tag = "1")]
+    pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Welcome {
@@ -89,6 +114,8 @@ pub struct Welcome {
     /// False: the next Delta is a snapshot (the resume revision is compacted or foreign).
     #[prost(bool, tag = "3")]
     pub resumed: bool,
+    #[prost(message, optional, tag = "4")]
+    pub servers: ::core::option::Option<Servers>,
 }
 /// A batch of changes, applied together.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -383,6 +410,9 @@ pub enum Resource {
     ConfigMap = 5,
     /// This node's own object.
     Node = 6,
+    /// Another node, as a v1.Node of which only the name, the InternalIPs and the PodCIDRs are
+    /// filled: what a route to its pods needs.
+    PeerNode = 7,
 }
 impl Resource {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -398,6 +428,7 @@ impl Resource {
             Self::Secret => "RESOURCE_SECRET",
             Self::ConfigMap => "RESOURCE_CONFIG_MAP",
             Self::Node => "RESOURCE_NODE",
+            Self::PeerNode => "RESOURCE_PEER_NODE",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -410,6 +441,7 @@ impl Resource {
             "RESOURCE_SECRET" => Some(Self::Secret),
             "RESOURCE_CONFIG_MAP" => Some(Self::ConfigMap),
             "RESOURCE_NODE" => Some(Self::Node),
+            "RESOURCE_PEER_NODE" => Some(Self::PeerNode),
             _ => None,
         }
     }
@@ -556,6 +588,28 @@ pub mod join_client {
             req.extensions_mut().insert(GrpcMethod::new("pintle.node.v1.Join", "Join"));
             self.inner.unary(req, path, codec).await
         }
+        /// A new certificate for a node that has one, asked for over mutual TLS with the present
+        /// one. Both keys are good until a session was opened with the new one.
+        pub async fn renew(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RenewRequest>,
+        ) -> std::result::Result<tonic::Response<super::RenewResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/pintle.node.v1.Join/Renew",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("pintle.node.v1.Join", "Renew"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -575,6 +629,12 @@ pub mod join_server {
             &self,
             request: tonic::Request<super::JoinRequest>,
         ) -> std::result::Result<tonic::Response<super::JoinResponse>, tonic::Status>;
+        /// A new certificate for a node that has one, asked for over mutual TLS with the present
+        /// one. Both keys are good until a session was opened with the new one.
+        async fn renew(
+            &self,
+            request: tonic::Request<super::RenewRequest>,
+        ) -> std::result::Result<tonic::Response<super::RenewResponse>, tonic::Status>;
     }
     /// Turns a bootstrap token and a key made on the node into a client certificate.
     #[derive(Debug)]
@@ -681,6 +741,49 @@ pub mod join_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = JoinSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/pintle.node.v1.Join/Renew" => {
+                    #[allow(non_camel_case_types)]
+                    struct RenewSvc<T: Join>(pub Arc<T>);
+                    impl<T: Join> tonic::server::UnaryService<super::RenewRequest>
+                    for RenewSvc<T> {
+                        type Response = super::RenewResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RenewRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Join>::renew(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RenewSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
