@@ -179,6 +179,15 @@ pub(super) const POINTERS: &[(&str, &[&str])] = &[
         "discovery.v1.EndpointPort",
         &["name", "protocol", "port", "appProtocol"],
     ),
+    // --- policy
+    (
+        "policy.v1.PodDisruptionBudgetSpec",
+        &[
+            "minAvailable",
+            "maxUnavailable",
+            "unhealthyPodEvictionPolicy",
+        ],
+    ),
     // --- nodes and leases
     ("core.v1.NodeFeatures", &["supplementalGroupsPolicy"]),
     (

@@ -45,6 +45,7 @@ const ROOTS: &[&str] = &[
     "io.k8s.api.core.v1.ServiceAccount",
     "io.k8s.api.discovery.v1.EndpointSlice",
     "io.k8s.api.policy.v1.Eviction",
+    "io.k8s.api.policy.v1.PodDisruptionBudget",
     "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions",
 ];
 

@@ -243,7 +243,12 @@ pub fn decode(bytes: &[u8]) -> Result<Value, ProtobufError> {
             _ => {}
         }
     }
-    let known = GroupVersionKind::from_api_version(version, kind)
+    let served = match (version, kind) {
+        // Clients of before 1.22 evict with this one, which is the same but for its name.
+        ("policy/v1beta1", "Eviction") => "policy/v1",
+        _ => version,
+    };
+    let known = GroupVersionKind::from_api_version(served, kind)
         .and_then(|gvk| schema::schema_for(&gvk))
         .and_then(|schema| Some((MESSAGES.get(&*schema.name)?, schema)));
     let Some((entries, schema)) = known else {
