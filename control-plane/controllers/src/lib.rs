@@ -43,12 +43,49 @@ pub struct ControllersConfig {
     pub node_cidr_mask: u8,
     /// The certificate authority pods verify the API server with, PEM.
     pub root_ca_pem: String,
+    /// What becomes of nodes that fail, and of their pods.
+    pub node_life: NodeLife,
+}
+
+/// What becomes of nodes that fail, and of their pods. [`Default`] is as Kubernetes has it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NodeLife {
     /// How long a node may be silent before its conditions become Unknown.
-    pub node_grace: Duration,
+    pub grace: Duration,
+    /// The same for a node that has never said how it is.
+    pub startup_grace: Duration,
+    /// Nodes per second that pods are taken off, in a zone that is well or failed entirely.
+    pub eviction_rate: f64,
+    /// The same in a large zone that mostly failed; in a small one it is none.
+    pub secondary_eviction_rate: f64,
+    /// The share of failed nodes from which on a zone has mostly failed.
+    pub unhealthy_zone_threshold: f64,
+    /// A zone of more nodes than this is large.
+    pub large_zone: usize,
+    /// How long a node must have been missing before what is left of its pods is removed: it may
+    /// only have been deleted to register anew.
+    pub quarantine: Duration,
+    /// Finished pods that are kept, in the whole cluster; 0 keeps all.
+    pub terminated_pods: usize,
+}
+
+impl Default for NodeLife {
+    fn default() -> Self {
+        Self {
+            grace: Duration::from_secs(50),
+            startup_grace: Duration::from_mins(1),
+            eviction_rate: 0.1,
+            secondary_eviction_rate: 0.01,
+            unhealthy_zone_threshold: 0.55,
+            large_zone: 50,
+            quarantine: Duration::from_secs(40),
+            terminated_pods: 12_500,
+        }
+    }
 }
 
 impl ControllersConfig {
-    /// The usual settings: /24 per node, 50 seconds of grace.
+    /// The usual settings: /24 per node, and Kubernetes' patience with nodes.
     pub fn new(
         client: Client,
         pod_cidr: impl Into<String>,
@@ -59,7 +96,7 @@ impl ControllersConfig {
             pod_cidr: pod_cidr.into(),
             node_cidr_mask: 24,
             root_ca_pem: root_ca_pem.into(),
-            node_grace: Duration::from_secs(50),
+            node_life: NodeLife::default(),
         }
     }
 }
@@ -90,9 +127,9 @@ pub async fn run(
     let ranges = node::ranges::NodeRanges::new(&config.pod_cidr, config.node_cidr_mask)?;
     let mut host = Host::new(config.client, Clock::system(), &shutdown);
     node::ipam::NodeIpam::start(&mut host, ranges);
-    node::lifecycle::NodeLifecycle::start(&mut host, config.node_grace);
+    node::lifecycle::NodeLifecycle::start(&mut host, config.node_life);
     node::taint_eviction::TaintEviction::start(&mut host);
-    node::pod_gc::PodGc::start(&mut host);
+    node::pod_gc::PodGc::start(&mut host, config.node_life);
     meta::service_account::ServiceAccounts::start(&mut host);
     meta::root_ca::RootCa::start(&mut host, config.root_ca_pem);
     meta::namespace::Namespaces::start(&mut host);

@@ -5,3 +5,4 @@ pub(crate) mod lifecycle;
 pub(crate) mod pod_gc;
 pub(crate) mod ranges;
 pub(crate) mod taint_eviction;
+mod zones;

@@ -5,17 +5,19 @@
 #![expect(clippy::unwrap_used, reason = "a failed test may panic")]
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use http::request::Parts;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Endpoints, Event, Namespace, Node, Pod, Service, ServiceAccount,
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use pintle_api::auth::authenticate::{
     Authenticate, IssuedToken, PeerCertificate, TokenIssuer, TokenSpec,
 };
@@ -23,9 +25,9 @@ use pintle_api::client::{
     Client, DeleteParams, InformerEvent, Kind, ListParams, Patch, PropagationPolicy, UserInfo,
 };
 use pintle_api::clock::SystemClock;
-use pintle_api::server::{ApiConfig, ApiServer, VersionInfo};
+use pintle_api::server::{ApiConfig, ApiServer, DefaultTolerations, VersionInfo};
 use pintle_api::stream::{NodeProxy, NodeStream};
-use pintle_controllers::ControllersConfig;
+use pintle_controllers::{ControllersConfig, NodeLife};
 use pintle_kube_types::Status;
 use pintle_proto::node::open_stream::Target;
 use pintle_scheduler::SchedulerConfig;
@@ -34,6 +36,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+#[path = "cluster/node_life.rs"]
+mod node_life;
 
 struct Nobody;
 
@@ -58,9 +63,13 @@ impl NodeProxy for Nobody {
     }
 }
 
-/// A cluster of one node.
+/// A cluster of one node, to begin with.
 struct Cluster {
     client: Client,
+    node_life: NodeLife,
+    /// The nodes whose agents renew their Leases; an empty set on which nobody acts until a Lease
+    /// exists.
+    alive: Alive,
     changes: watch::Receiver<u64>,
     stop: CancellationToken,
     controllers: CancellationToken,
@@ -68,8 +77,14 @@ struct Cluster {
     _directory: tempfile::TempDir,
 }
 
+type Alive = Arc<Mutex<BTreeSet<String>>>;
+
 impl Cluster {
     async fn start() -> Self {
+        Self::start_with(NodeLife::default()).await
+    }
+
+    async fn start_with(node_life: NodeLife) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(StoreConfig {
             data_dir: directory.path().to_owned(),
@@ -86,6 +101,7 @@ impl Cluster {
             authenticator: Arc::new(Nobody),
             token_issuer: Arc::new(Nobody),
             node_proxy: Arc::new(Nobody),
+            default_tolerations: DefaultTolerations::default(),
             version: VersionInfo {
                 major: "1".to_owned(),
                 minor: "36".to_owned(),
@@ -105,7 +121,7 @@ impl Cluster {
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         let controllers = stop.child_token();
-        tasks.spawn(control(client.clone(), controllers.clone()));
+        tasks.spawn(control(client.clone(), node_life, controllers.clone()));
         {
             let (config, stop) = (SchedulerConfig::new(client.clone()), stop.clone());
             tasks.spawn(async move { pintle_scheduler::run(config, stop).await.unwrap() });
@@ -114,7 +130,9 @@ impl Cluster {
             let stop = stop.clone();
             tasks.spawn(async move { server.run(stop).await });
         }
-        tasks.spawn(agent(client.clone(), stop.clone()));
+        let alive = Alive::default();
+        tasks.spawn(agent(client.clone(), alive.clone(), stop.clone()));
+        tasks.spawn(beat(client.clone(), alive.clone(), stop.clone()));
         let (sender, changes) = watch::channel(0);
         let sender = Arc::new(sender);
         follow::<Pod>(&client, &sender, &stop, &mut tasks);
@@ -127,8 +145,11 @@ impl Cluster {
         follow::<ServiceAccount>(&client, &sender, &stop, &mut tasks);
         follow::<ConfigMap>(&client, &sender, &stop, &mut tasks);
         follow::<Event>(&client, &sender, &stop, &mut tasks);
+        follow::<PodDisruptionBudget>(&client, &sender, &stop, &mut tasks);
         let cluster = Self {
             client,
+            node_life,
+            alive,
             changes,
             stop,
             controllers,
@@ -155,8 +176,11 @@ impl Cluster {
     fn restart_controllers(&mut self) {
         self.controllers.cancel();
         self.controllers = self.stop.child_token();
-        self.tasks
-            .spawn(control(self.client.clone(), self.controllers.clone()));
+        self.tasks.spawn(control(
+            self.client.clone(),
+            self.node_life,
+            self.controllers.clone(),
+        ));
     }
 
     /// Waits until the API shows what is wanted.
@@ -220,6 +244,15 @@ impl Cluster {
             .patch::<K>(Some("default"), name, &Patch::Strategic(patch), None)
             .await
             .unwrap();
+    }
+
+    /// What an agent does first when it hears of its cluster again.
+    async fn catch_up(&self, node: &str) {
+        for pod in self.all::<Pod>() {
+            if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node) {
+                attend(&self.client, &pod).await;
+            }
+        }
     }
 
     async fn add_node(&self, name: &str) {
@@ -315,8 +348,11 @@ fn annotation(
         .cloned()
 }
 
-async fn control(client: Client, stop: CancellationToken) {
-    let config = ControllersConfig::new(client, "10.244.0.0/16", "PEM");
+async fn control(client: Client, node_life: NodeLife, stop: CancellationToken) {
+    let config = ControllersConfig {
+        node_life,
+        ..ControllersConfig::new(client, "10.244.0.0/16", "PEM")
+    };
     pintle_controllers::run(config, stop).await.unwrap();
 }
 
@@ -342,10 +378,27 @@ fn follow<K: Kind>(
     });
 }
 
-/// Runs every bound pod, at once and successfully; ends deleted ones.
-async fn agent(client: Client, stop: CancellationToken) {
-    static ADDRESS: AtomicUsize = AtomicUsize::new(2);
+/// Renews the Leases of the nodes that are alive.
+async fn beat(client: Client, alive: Alive, stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(Duration::from_millis(250));
+    while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+        let nodes = alive.lock().unwrap().clone();
+        for node in nodes {
+            let now = client.now().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
+            let patch = Patch::Merge(json!({"spec": {"renewTime": now}}));
+            client
+                .patch::<Lease>(Some("kube-node-lease"), &node, &patch, None)
+                .await
+                .unwrap();
+        }
+    }
+}
+
+/// Runs every bound pod, at once and successfully; ends deleted ones. Of nodes that have ever been
+/// alive it acts for those that are.
+async fn agent(client: Client, alive: Alive, stop: CancellationToken) {
     let mut pods = client.informer::<Pod>().subscribe();
+    let leases = client.informer::<Lease>();
     loop {
         let event = tokio::select! {
             () = stop.cancelled() => return,
@@ -355,42 +408,49 @@ async fn agent(client: Client, stop: CancellationToken) {
         else {
             continue;
         };
-        let bound = pod
-            .spec
-            .as_ref()
-            .is_some_and(|spec| spec.node_name.is_some());
-        let (namespace, name) = (
-            pod.metadata.namespace.as_deref(),
-            pod.metadata.name.as_deref().unwrap(),
-        );
-        if bound && pod.metadata.deletion_timestamp.is_some() {
-            let now = DeleteParams {
-                grace_period_seconds: Some(0),
-                precondition_uid: pod.metadata.uid.clone(),
-                ..DeleteParams::default()
-            };
-            let _gone = client.delete::<Pod>(namespace, name, &now).await.is_err();
-        } else if bound
-            && pod
-                .status
-                .as_ref()
-                .is_none_or(|status| status.pod_ip.is_none())
-        {
-            let address = ADDRESS.fetch_add(1, Ordering::Relaxed);
-            let ip = format!("10.244.{}.{}", address / 250, address % 250);
-            let now = client.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-            let status = json!({"status": {
-                "phase": "Running",
-                "podIP": ip,
-                "podIPs": [{"ip": ip}],
-                "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}],
-            }});
-            let patch = Patch::Strategic(status);
-            let _gone = client
-                .patch::<Pod>(namespace, name, &patch, Some("status"))
-                .await
-                .is_err();
+        let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
+            continue;
+        };
+        let beats = leases.get(&format!("kube-node-lease/{node}")).is_some();
+        if !beats || alive.lock().unwrap().contains(node) {
+            attend(&client, &pod).await;
         }
+    }
+}
+
+/// What an agent does about one pod of its node.
+async fn attend(client: &Client, pod: &Pod) {
+    static ADDRESS: AtomicUsize = AtomicUsize::new(2);
+    let (namespace, name) = (
+        pod.metadata.namespace.as_deref(),
+        pod.metadata.name.as_deref().unwrap(),
+    );
+    if pod.metadata.deletion_timestamp.is_some() {
+        let now = DeleteParams {
+            grace_period_seconds: Some(0),
+            precondition_uid: pod.metadata.uid.clone(),
+            ..DeleteParams::default()
+        };
+        let _gone = client.delete::<Pod>(namespace, name, &now).await.is_err();
+    } else if pod
+        .status
+        .as_ref()
+        .is_none_or(|status| status.pod_ip.is_none())
+    {
+        let address = ADDRESS.fetch_add(1, Ordering::Relaxed);
+        let ip = format!("10.244.{}.{}", address / 250, address % 250);
+        let now = client.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let status = json!({"status": {
+            "phase": "Running",
+            "podIP": ip,
+            "podIPs": [{"ip": ip}],
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}],
+        }});
+        let patch = Patch::Strategic(status);
+        let _gone = client
+            .patch::<Pod>(namespace, name, &patch, Some("status"))
+            .await
+            .is_err();
     }
 }
 

@@ -1,20 +1,26 @@
 //! Takes pods off nodes with `NoExecute` taints they do not tolerate, at once or when their
 //! toleration ends.
 //!
-//! Watches: Nodes and Pods. Changes: deletes Pods. Who reacts next: the pods' node, and their
-//! controllers.
+//! Watches: Nodes and Pods. Changes: deletes Pods, after saying on them why. Who reacts next: the
+//! pods' node, and their controllers.
+//!
+//! One delayed key per pod whose toleration ends; no other timer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use parking_lot::Mutex;
 use pintle_api::client::{
-    Client, DeleteParams, EventRecorder, Informer, InformerEvent, object_key,
+    Client, DeleteParams, EventRecorder, Informer, InformerEvent, Patch, object_key,
 };
+use pintle_kube_types::Status;
+use serde_json::json;
 use tokio::time::Instant;
 
+use crate::runtime::clock::Clock;
 use crate::runtime::harness::{Host, Reconcile, ReconcileError};
 use crate::runtime::queue::WorkQueue;
 use crate::runtime::{objects, pods};
@@ -29,6 +35,7 @@ pub(crate) struct TaintEviction {
     recorder: EventRecorder,
     /// Since when a pod is exposed to taints it tolerates only for a while, by uid.
     exposed: Mutex<HashMap<String, Instant>>,
+    clock: Clock,
     queue: WorkQueue,
 }
 
@@ -50,6 +57,7 @@ impl TaintEviction {
             pods: client.informer(),
             recorder: host.recorder(NAME, NAME),
             exposed: Mutex::default(),
+            clock: host.clock(),
             queue: queue.clone(),
             client,
         });
@@ -150,21 +158,41 @@ impl Reconcile for TaintEviction {
             "TaintManagerEviction",
             format!("Marking for deletion Pod {key}"),
         );
-        let deleted = self
-            .client
-            .delete::<Pod>(
-                pod.metadata.namespace.as_deref(),
-                objects::name(&pod.metadata),
-                &DeleteParams {
-                    precondition_uid: Some(uid),
-                    ..DeleteParams::default()
-                },
-            )
-            .await;
-        match deleted {
+        match self.evict(&pod, uid).await {
             Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
             _ => Ok(()),
         }
+    }
+}
+
+impl TaintEviction {
+    /// Says on the pod why it goes, and deletes it.
+    async fn evict(&self, pod: &Pod, uid: String) -> Result<(), Status> {
+        let namespace = pod.metadata.namespace.as_deref();
+        let name = objects::name(&pod.metadata);
+        let patch = json!({
+            "metadata": {"uid": uid},
+            "status": {"conditions": [{
+                "type": "DisruptionTarget",
+                "status": "True",
+                "reason": "DeletionByTaintManager",
+                "message": "Taint manager: deleting due to NoExecute taint",
+                "lastTransitionTime": Time(self.clock.now()),
+            }]},
+        });
+        let told = pods::condition(pod, "DisruptionTarget").is_some_and(|target| {
+            target.status == "True" && target.reason.as_deref() == Some("DeletionByTaintManager")
+        });
+        if !told {
+            self.client
+                .patch::<Pod>(namespace, name, &Patch::Strategic(patch), Some("status"))
+                .await?;
+        }
+        let options = DeleteParams {
+            precondition_uid: Some(uid),
+            ..DeleteParams::default()
+        };
+        self.client.delete::<Pod>(namespace, name, &options).await
     }
 }
 
@@ -194,7 +222,8 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         }
 }
 
-/// The shortest of the tolerations that the pod needs decides.
+/// Of the tolerations that apply, the shortest decides; to each taint the first that fits applies, as
+/// in Kubernetes.
 fn verdict(pod: &Pod, taints: &[Taint]) -> Verdict {
     let tolerations = pod
         .spec
@@ -203,17 +232,13 @@ fn verdict(pod: &Pod, taints: &[Taint]) -> Verdict {
         .unwrap_or_default();
     let mut shortest: Option<Duration> = None;
     for taint in taints {
-        let mut matching = tolerations
+        let Some(toleration) = tolerations
             .iter()
-            .filter(|toleration| tolerates(toleration, taint))
-            .peekable();
-        if matching.peek().is_none() {
+            .find(|toleration| tolerates(toleration, taint))
+        else {
             return Verdict::Goes(Duration::ZERO);
-        }
-        let limit = matching
-            .filter_map(|toleration| toleration.toleration_seconds)
-            .min();
-        if let Some(seconds) = limit {
+        };
+        if let Some(seconds) = toleration.toleration_seconds {
             let limit = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
             shortest = Some(shortest.map_or(limit, |shortest| shortest.min(limit)));
         }
@@ -279,6 +304,18 @@ mod tests {
                 &two[..1]
             ),
             goes(300)
+        );
+        assert_eq!(
+            verdict(
+                &pod(vec![exists("a", None), exists("a", Some(60))]),
+                &two[..1]
+            ),
+            Verdict::Stays,
+            "the first that fits applies"
+        );
+        assert_eq!(
+            verdict(&pod(vec![exists("a", Some(-1))]), &two[..1]),
+            goes(0)
         );
     }
 }
