@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use pintle_control_plane::{Cidr, ControlPlaneConfig};
+use pintle_control_plane::{Cidr, ControlPlaneConfig, DefaultTolerations, NodeLife};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{Instance, Up};
@@ -32,10 +33,60 @@ pub(crate) struct ConfigFile {
     max_pods: Option<u32>,
     pod_pids_limit: Option<u64>,
     cgroup_parent: Option<PathBuf>,
+    #[serde(default, deserialize_with = "duration_text::deserialize")]
+    node_monitor_grace_period: Option<Duration>,
+    #[serde(default, deserialize_with = "duration_text::deserialize")]
+    node_startup_grace_period: Option<Duration>,
+    node_eviction_rate: Option<f64>,
+    secondary_node_eviction_rate: Option<f64>,
+    unhealthy_zone_threshold: Option<f64>,
+    large_cluster_size_threshold: Option<usize>,
+    terminated_pod_gc_threshold: Option<usize>,
+    default_not_ready_toleration_seconds: Option<i64>,
+    default_unreachable_toleration_seconds: Option<i64>,
     #[serde(default)]
     registries: BTreeMap<String, Registry>,
     #[serde(default)]
     dns: Dns,
+}
+
+impl ConfigFile {
+    /// What becomes of nodes that fail; what is not said is as Kubernetes has it.
+    fn node_life(&self) -> NodeLife {
+        let usual = NodeLife::default();
+        NodeLife {
+            grace: self.node_monitor_grace_period.unwrap_or(usual.grace),
+            startup_grace: self
+                .node_startup_grace_period
+                .unwrap_or(usual.startup_grace),
+            eviction_rate: self.node_eviction_rate.unwrap_or(usual.eviction_rate),
+            secondary_eviction_rate: self
+                .secondary_node_eviction_rate
+                .unwrap_or(usual.secondary_eviction_rate),
+            unhealthy_zone_threshold: self
+                .unhealthy_zone_threshold
+                .unwrap_or(usual.unhealthy_zone_threshold),
+            large_zone: self
+                .large_cluster_size_threshold
+                .unwrap_or(usual.large_zone),
+            terminated_pods: self
+                .terminated_pod_gc_threshold
+                .unwrap_or(usual.terminated_pods),
+            ..usual
+        }
+    }
+
+    fn default_tolerations(&self) -> DefaultTolerations {
+        let usual = DefaultTolerations::default();
+        DefaultTolerations {
+            not_ready_seconds: self
+                .default_not_ready_toleration_seconds
+                .unwrap_or(usual.not_ready_seconds),
+            unreachable_seconds: self
+                .default_unreachable_toleration_seconds
+                .unwrap_or(usual.unreachable_seconds),
+        }
+    }
 }
 
 /// How to reach one registry.
@@ -76,6 +127,11 @@ pub(crate) struct Settings {
     pub(crate) cgroup_parent: Option<PathBuf>,
     pub(crate) registries: BTreeMap<String, Vec<String>>,
     pub(crate) dns_upstreams: Vec<SocketAddr>,
+    /// What becomes of nodes that fail; `pintle down` needs none of it.
+    #[serde(skip)]
+    pub(crate) node_life: NodeLife,
+    #[serde(skip)]
+    pub(crate) default_tolerations: DefaultTolerations,
 }
 
 /// Why settings cannot be used. Each names the option to change.
@@ -115,6 +171,7 @@ impl Settings {
             .map(read_file)
             .transpose()?
             .unwrap_or_default();
+        let (node_life, default_tolerations) = (file.node_life(), file.default_tolerations());
         let node_name = match up.node_name.clone().or(file.node_name) {
             Some(name) => name,
             None => host_name()?,
@@ -153,6 +210,8 @@ impl Settings {
                 .map(|(host, it)| (host, it.mirrors))
                 .collect(),
             dns_upstreams: file.dns.upstreams,
+            node_life,
+            default_tolerations,
         };
         settings.check()?;
         Ok(settings)
@@ -169,6 +228,8 @@ impl Settings {
             cluster_domain: self.cluster_domain.clone(),
             node_name: self.node_name.clone(),
             kubeconfig: self.kubeconfig.clone(),
+            node_life: self.node_life,
+            default_tolerations: self.default_tolerations,
             ..ControlPlaneConfig::default()
         }
     }
@@ -295,6 +356,46 @@ mod cidr_text {
     }
 }
 
+/// Durations as Kubernetes' settings have them: `40s`, `1m30s`, `500ms`.
+mod duration_text {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, de::Error};
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        parse(&text).map(Some).ok_or_else(|| {
+            D::Error::custom(format!("`{text}` is no duration such as 40s or 1m30s"))
+        })
+    }
+
+    pub(super) fn parse(text: &str) -> Option<Duration> {
+        let mut rest = text;
+        let mut total = Duration::ZERO;
+        while !rest.is_empty() || text.is_empty() {
+            let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+            let (number, tail) = rest.split_at(digits);
+            let number: u64 = number.parse().ok()?;
+            let end = tail
+                .find(|c: char| c.is_ascii_digit())
+                .unwrap_or(tail.len());
+            let (unit, tail) = tail.split_at(end);
+            let part = match unit {
+                "ms" => Duration::from_millis(number),
+                "s" => Duration::from_secs(number),
+                "m" => Duration::from_secs(number.checked_mul(60)?),
+                "h" => Duration::from_secs(number.checked_mul(3600)?),
+                _ => return None,
+            };
+            total = total.checked_add(part)?;
+            rest = tail;
+        }
+        Some(total)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -342,6 +443,65 @@ mod tests {
         ] {
             let error = resolve(&args).expect_err("refused").to_string();
             assert!(error.starts_with(want), "{error}");
+        }
+    }
+
+    #[test]
+    fn patience_with_nodes_is_a_setting() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = dir.path().join("config.yaml");
+        let resolve = |text: &str| {
+            std::fs::write(&file, text).expect("written");
+            resolve(&["--config", file.to_str().expect("text")])
+        };
+        let settings = resolve("nodeMonitorGracePeriod: 1m30s\nnodeEvictionRate: 1\ndefaultUnreachableTolerationSeconds: 30\n")
+            .expect("resolves");
+        assert_eq!(settings.node_life.grace, Duration::from_secs(90));
+        assert_eq!(settings.default_tolerations.unreachable_seconds, 30);
+        assert_eq!(settings.default_tolerations.not_ready_seconds, 300);
+        for (text, want) in [
+            (
+                "nodeMonitorGracePeriod: 8s",
+                "nodeMonitorGracePeriod 8s: nodes tell",
+            ),
+            (
+                "nodeEvictionRate: -1",
+                "nodeEvictionRate -1: give nodes per second",
+            ),
+            (
+                "unhealthyZoneThreshold: 55",
+                "unhealthyZoneThreshold 55: give a share",
+            ),
+            (
+                "defaultNotReadyTolerationSeconds: -1",
+                "defaultNotReadyTolerationSeconds -1: give seconds",
+            ),
+        ] {
+            let error = resolve(text).expect_err("refused").to_string();
+            assert!(error.starts_with(want), "{error}");
+        }
+        let error = resolve("nodeMonitorGracePeriod: soon")
+            .expect_err("refused")
+            .to_string();
+        assert!(
+            error.contains("`soon` is no duration such as 40s"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn durations_are_go_s() {
+        for (text, wanted) in [
+            ("40s", Some(Duration::from_secs(40))),
+            ("1h2m3s4ms", Some(Duration::from_millis(3_723_004))),
+            ("", None),
+            ("40", None),
+            ("s", None),
+            ("4d", None),
+            ("-4s", None),
+            ("99999999999999999999s", None),
+        ] {
+            assert_eq!(duration_text::parse(text), wanted, "{text}");
         }
     }
 

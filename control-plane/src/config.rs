@@ -8,6 +8,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use pintle_api::server::DefaultTolerations;
+use pintle_controllers::NodeLife;
+
+/// How often a node's agent renews its Lease.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
 /// Settings of one control plane. [`Default`] is what `pintle up` uses.
 #[derive(Clone, Debug)]
 pub struct ControlPlaneConfig {
@@ -36,6 +42,10 @@ pub struct ControlPlaneConfig {
     /// `nodeCertificateLife`: how long the certificate of a node lives. It is renewed after
     /// three quarters of that.
     pub node_certificate_life: Duration,
+    /// What becomes of nodes that fail (`nodeMonitorGracePeriod` and the like of the config file).
+    pub node_life: NodeLife,
+    /// How long pods stay on a lost node that do not say it.
+    pub default_tolerations: DefaultTolerations,
 }
 
 /// Life of a node's certificate unless the operator says otherwise.
@@ -57,6 +67,8 @@ impl Default for ControlPlaneConfig {
             node_name: "localhost".to_owned(),
             kubeconfig: PathBuf::from("/etc/pintle/admin.kubeconfig"),
             node_certificate_life: NODE_CERTIFICATE_LIFE,
+            node_life: NodeLife::default(),
+            default_tolerations: DefaultTolerations::default(),
         }
     }
 }
@@ -114,6 +126,16 @@ pub enum ConfigError {
         /// What was given.
         value: Duration,
     },
+    /// A setting about failing nodes that makes no sense.
+    #[error("{option} {value}: {reason}")]
+    NodeLife {
+        /// The setting's name in the config file.
+        option: &'static str,
+        /// What was given.
+        value: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// Not usable as a Node's name.
     #[error("--node-name {value}: not a lowercase DNS subdomain (a-z, 0-9, `-` and `.`)")]
     NodeName {
@@ -168,6 +190,63 @@ impl ControlPlaneConfig {
         let life = self.node_certificate_life;
         if life < NODE_CERTIFICATE_LEAST || life > NODE_CERTIFICATE_LIFE {
             return Err(ConfigError::NodeCertificateLife { value: life });
+        }
+        self.check_node_life()
+    }
+
+    fn check_node_life(&self) -> Result<(), ConfigError> {
+        let life = &self.node_life;
+        let refuse = |option, value: String, reason| {
+            Err(ConfigError::NodeLife {
+                option,
+                value,
+                reason,
+            })
+        };
+        for (option, grace) in [
+            ("nodeMonitorGracePeriod", life.grace),
+            ("nodeStartupGracePeriod", life.startup_grace),
+        ] {
+            if grace <= HEARTBEAT {
+                return refuse(
+                    option,
+                    format!("{}s", grace.as_secs_f64()),
+                    "nodes tell of themselves every 10s; give them more time than that",
+                );
+            }
+        }
+        for (option, rate) in [
+            ("nodeEvictionRate", life.eviction_rate),
+            ("secondaryNodeEvictionRate", life.secondary_eviction_rate),
+        ] {
+            if !(rate.is_finite() && rate >= 0.0) {
+                return refuse(
+                    option,
+                    rate.to_string(),
+                    "give nodes per second, such as 0.1; 0 evicts from none",
+                );
+            }
+        }
+        if !(0.0..=1.0).contains(&life.unhealthy_zone_threshold) {
+            return refuse(
+                "unhealthyZoneThreshold",
+                life.unhealthy_zone_threshold.to_string(),
+                "give a share between 0 and 1, such as 0.55",
+            );
+        }
+        for (option, seconds) in [
+            (
+                "defaultNotReadyTolerationSeconds",
+                self.default_tolerations.not_ready_seconds,
+            ),
+            (
+                "defaultUnreachableTolerationSeconds",
+                self.default_tolerations.unreachable_seconds,
+            ),
+        ] {
+            if seconds < 0 {
+                return refuse(option, seconds.to_string(), "give seconds, such as 300");
+            }
         }
         Ok(())
     }

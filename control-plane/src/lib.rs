@@ -33,4 +33,6 @@ pub mod token;
 mod version_skew;
 
 pub use config::{Cidr, ControlPlaneConfig};
+pub use pintle_api::server::DefaultTolerations;
+pub use pintle_controllers::NodeLife;
 pub use run::{BuildError, ControlPlane, RunError};

@@ -198,6 +198,7 @@ impl ControlPlane {
             authenticator: authenticator.authenticator(),
             token_issuer: Arc::new(Minter(Arc::clone(&tokens))),
             node_proxy: Arc::new(sessions.clone()),
+            default_tolerations: config.default_tolerations,
             version: version(),
             clock: Arc::new(SystemClock),
         }))
@@ -379,6 +380,7 @@ impl ControlPlane {
         let (config, client) = (&self.inner.config, self.client(UserInfo::apiserver()));
         let controllers = ControllersConfig {
             node_cidr_mask: config.node_cidr_mask(),
+            node_life: config.node_life,
             ..ControllersConfig::new(client, config.pod_cidr.to_string(), self.ca_pem())
         };
         tasks.spawn(while_leading(

@@ -28,7 +28,7 @@ pub(crate) fn admit_create(
     node::restrict_create(attributes, object)?;
     if attributes.resource.strategy == Strategy::Pod {
         service_account::inject(core, attributes, object)?;
-        pod::tolerate_lost_nodes(object);
+        pod::tolerate_lost_nodes(core.config().default_tolerations, object);
         pod::prioritise(attributes, object)?;
     }
     Ok(condition)

@@ -66,10 +66,32 @@ pub struct ApiConfig {
     pub token_issuer: Arc<dyn TokenIssuer>,
     /// Leads to the nodes' agents.
     pub node_proxy: Arc<dyn NodeProxy>,
+    /// How long pods stay on a lost node that do not say it.
+    pub default_tolerations: DefaultTolerations,
     /// What `/version` answers.
     pub version: VersionInfo,
     /// The time.
     pub clock: SharedClock,
+}
+
+/// How long pods stay on a lost node that do not say it themselves (the API server's
+/// `--default-not-ready-toleration-seconds` and its sibling).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DefaultTolerations {
+    /// On a node that is not ready.
+    pub not_ready_seconds: i64,
+    /// On a node that cannot be reached.
+    pub unreachable_seconds: i64,
+}
+
+impl Default for DefaultTolerations {
+    /// Five minutes, as in Kubernetes.
+    fn default() -> Self {
+        Self {
+            not_ready_seconds: 300,
+            unreachable_seconds: 300,
+        }
+    }
 }
 
 /// Why the API server cannot start.

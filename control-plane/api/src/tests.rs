@@ -19,7 +19,7 @@ use crate::auth::authenticate::{
 };
 use crate::auth::{GROUP_AUTHENTICATED, GROUP_MASTERS, UserInfo};
 use crate::clock::SystemClock;
-use crate::server::{ApiConfig, ApiServer, VersionInfo};
+use crate::server::{ApiConfig, ApiServer, DefaultTolerations, VersionInfo};
 use crate::stream::{NodeProxy, NodeStream};
 
 mod bad_input;
@@ -131,6 +131,7 @@ impl Api {
             authenticator: Arc::new(HeaderUser),
             token_issuer: Arc::new(Issuer),
             node_proxy: Arc::new(NoNodes),
+            default_tolerations: DefaultTolerations::default(),
             version: VersionInfo {
                 major: "1".to_owned(),
                 minor: "36".to_owned(),

@@ -6,9 +6,7 @@ use serde_json::{Value, json};
 
 use super::display_name;
 use crate::pipeline::Attributes;
-
-/// How long a pod stays on a node that is not ready or cannot be reached.
-const TOLERATION_SECONDS: i64 = 300;
+use crate::server::DefaultTolerations;
 
 /// The priority classes that exist without anybody making them.
 const SYSTEM_CLASSES: [(&str, i64); 2] = [
@@ -16,16 +14,19 @@ const SYSTEM_CLASSES: [(&str, i64); 2] = [
     ("system-node-critical", 2_000_001_000),
 ];
 
-/// Pods are evicted from a lost node only after five minutes, unless they say otherwise.
-pub(super) fn tolerate_lost_nodes(pod: &mut Object) {
+/// Pods are evicted from a lost node only after a while (five minutes), unless they say otherwise.
+pub(super) fn tolerate_lost_nodes(defaults: DefaultTolerations, pod: &mut Object) {
     let mut tolerations = match pod.get_path(&["spec", "tolerations"]) {
         Some(Value::Array(list)) => list.clone(),
         _ => Vec::new(),
     };
     let before = tolerations.len();
-    for taint in [
-        "node.kubernetes.io/not-ready",
-        "node.kubernetes.io/unreachable",
+    for (taint, seconds) in [
+        ("node.kubernetes.io/not-ready", defaults.not_ready_seconds),
+        (
+            "node.kubernetes.io/unreachable",
+            defaults.unreachable_seconds,
+        ),
     ] {
         let tolerated = tolerations.iter().any(|toleration| {
             let key = toleration["key"].as_str().unwrap_or_default();
@@ -37,7 +38,7 @@ pub(super) fn tolerate_lost_nodes(pod: &mut Object) {
                 "key": taint,
                 "operator": "Exists",
                 "effect": "NoExecute",
-                "tolerationSeconds": TOLERATION_SECONDS,
+                "tolerationSeconds": seconds,
             }));
         }
     }
@@ -97,15 +98,15 @@ mod tests {
             &["spec", "tolerations"],
             json!([{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}]),
         );
-        tolerate_lost_nodes(&mut pod);
-        tolerate_lost_nodes(&mut pod);
+        tolerate_lost_nodes(DefaultTolerations::default(), &mut pod);
+        tolerate_lost_nodes(DefaultTolerations::default(), &mut pod);
         let list = pod
             .get_path(&["spec", "tolerations"])
             .and_then(Value::as_array);
         assert_eq!(list.map(Vec::len), Some(2));
         let mut all = Object::default();
         all.set_path(&["spec", "tolerations"], json!([{"operator": "Exists"}]));
-        tolerate_lost_nodes(&mut all);
+        tolerate_lost_nodes(DefaultTolerations::default(), &mut all);
         let list = all
             .get_path(&["spec", "tolerations"])
             .and_then(Value::as_array);
