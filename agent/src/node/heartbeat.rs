@@ -173,6 +173,12 @@ impl Heartbeat {
 
     /// Sends the status when it is due or says something new; true when it was sent.
     async fn refresh(&mut self, due: bool) -> Result<bool, RequestError> {
+        // The control plane thought the node lost: that is what it has to hear the news of.
+        if let Some(status) = self.state.node().and_then(|node| node.status.clone())
+            && object::is_thought_lost(&status)
+        {
+            self.sent = Some(status);
+        }
         let status = self.status();
         let news = self
             .sent

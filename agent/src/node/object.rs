@@ -255,6 +255,15 @@ fn conditions(
     list
 }
 
+/// Whether somebody else wrote that nothing is known of the node.
+pub fn is_thought_lost(status: &NodeStatus) -> bool {
+    status
+        .conditions
+        .iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "Unknown")
+}
+
 /// Whether two statuses say the same but for their heartbeat times.
 pub fn same_news(one: &NodeStatus, other: &NodeStatus) -> bool {
     let strip = |status: &NodeStatus| {

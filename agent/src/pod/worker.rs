@@ -244,7 +244,11 @@ impl Worker {
             Message::Spec(pod) => {
                 let labels_changed = self.machine.pod().metadata.labels != pod.metadata.labels
                     || self.machine.pod().metadata.annotations != pod.metadata.annotations;
+                let stored = pod.status.clone();
                 self.apply(Event::Spec(pod));
+                if let Some(stored) = stored {
+                    self.rooms.status.compare(&self.uid, &stored);
+                }
                 if labels_changed && self.prepared && !self.machine.must_end() {
                     self.prepare_volumes(false);
                 }

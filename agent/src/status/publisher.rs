@@ -46,6 +46,14 @@ impl Entry {
     }
 }
 
+fn is_ready(status: &PodStatus) -> bool {
+    status
+        .conditions
+        .iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
 impl Default for StatusPublisher {
     fn default() -> Self {
         Self::new()
@@ -96,6 +104,21 @@ impl StatusPublisher {
                 sent: Some(status),
                 gone: false,
             });
+    }
+
+    /// Looks at what the control plane has. When somebody there wrote that the pod does not serve (its
+    /// node was thought lost) and it does, the status is sent again.
+    pub fn compare(&self, uid: &str, stored: &PodStatus) {
+        let mut entries = self.0.entries.lock();
+        let Some(entry) = entries.get_mut(uid) else {
+            return;
+        };
+        if entry.gone || entry.is_pending() || !is_ready(&entry.latest) || is_ready(stored) {
+            return;
+        }
+        entry.sent = None;
+        drop(entries);
+        self.0.wake.notify_one();
     }
 
     /// Waits until the newest status of a pod has arrived, or the control plane has said that
@@ -214,5 +237,38 @@ impl StatusPublisher {
             }
         }
         self.0.progress.send_modify(|count| *count += 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::PodCondition;
+
+    use super::*;
+
+    fn status(ready: &str) -> PodStatus {
+        PodStatus {
+            conditions: Some(vec![PodCondition {
+                type_: "Ready".to_owned(),
+                status: ready.to_owned(),
+                ..PodCondition::default()
+            }]),
+            ..PodStatus::default()
+        }
+    }
+
+    #[test]
+    fn a_pod_that_others_call_unready_is_told_of_again() {
+        let publisher = StatusPublisher::new();
+        publisher.known("default", "web", "u", status("True"));
+        publisher.compare("u", &status("True"));
+        assert!(publisher.pending().is_empty());
+        publisher.compare("u", &status("False"));
+        assert_eq!(publisher.pending().len(), 1);
+
+        publisher.known("default", "down", "v", status("False"));
+        publisher.compare("v", &status("True"));
+        publisher.compare("none", &status("False"));
+        assert_eq!(publisher.pending().len(), 1, "only what serves");
     }
 }
