@@ -17,6 +17,7 @@
 
 mod bad_input;
 mod crash;
+mod drain;
 mod host;
 mod journey;
 mod life_cycle;
