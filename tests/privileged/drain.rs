@@ -53,7 +53,7 @@ fn a_drain_waits_for_the_budget_with_kubectl_1_20() {
 fn ready(node: &Node) -> Vec<String> {
     let mut pods = node.fields(
         "pods",
-        r#"{.items[?(@.status.containerStatuses[0].ready==true)].metadata.name}"#,
+        "{.items[?(@.status.containerStatuses[0].ready==true)].metadata.name}",
     );
     pods.sort();
     pods
@@ -123,5 +123,58 @@ fn drains(node: &Node) {
     node.wait("the page", |_| http::get(address).is_ok());
     node.wait("a healthy budget", |node| {
         figure(node, "currentHealthy") == "3" && figure(node, "expectedPods") == "3"
+    });
+}
+
+/// What the control plane writes of a node it has lost is wrong once the node is back.
+#[test]
+fn a_node_that_was_thought_lost_says_that_it_is_there() {
+    let Some(node) = Node::start() else { return };
+    node.import_images();
+    let manifest = workspace().join("tests/manifests/web.yaml");
+    node.kubectl(&format!("apply -f {}", manifest.display()));
+    node.kubectl("rollout status deployment/web-api --timeout=60s");
+    let pod = ready(&node).remove(0);
+    let endpoints = "endpointslices -l kubernetes.io/service-name=web-api";
+    let serving = |node: &Node| {
+        node.fields(
+            endpoints,
+            "{.items[*].endpoints[?(@.conditions.ready==true)].addresses[0]}",
+        )
+        .len()
+    };
+    node.wait("three endpoints", |node| serving(node) == 3);
+
+    node.kubectl(&format!(
+        r#"patch pod {pod} --subresource=status -p {{"status":{{"conditions":[{{"type":"Ready","status":"False"}}]}}}}"#
+    ));
+    node.wait("a pod that serves again", |node| {
+        node.field(
+            &format!("pod/{pod}"),
+            r#"{.status.conditions[?(@.type=="Ready")].status}"#,
+        ) == "True"
+            && serving(node) == 3
+    });
+
+    node.kubectl(
+        r#"patch node node1 --subresource=status -p {"status":{"conditions":[{"type":"Ready","status":"Unknown","reason":"NodeStatusUnknown"}]}}"#,
+    );
+    node.wait("a node that is ready again, and open", |node| {
+        node.field(
+            "node/node1",
+            r#"{.status.conditions[?(@.type=="Ready")].reason}"#,
+        ) == "KubeletReady"
+            && node.field("node/node1", "{.spec.taints}").is_empty()
+    });
+    node.wait("its Event", |node| {
+        let events = node.fields(
+            "events --field-selector=involvedObject.kind=Node,reason=NodeReady",
+            "{.items[*].count}",
+        );
+        events
+            .iter()
+            .filter_map(|count| count.parse::<u32>().ok())
+            .sum::<u32>()
+            >= 2
     });
 }

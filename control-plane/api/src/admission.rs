@@ -26,6 +26,9 @@ pub(crate) fn admit_create(
 ) -> Result<Option<Compare>, Status> {
     let condition = namespace::exists(core, attributes, object)?;
     node::restrict_create(attributes, object)?;
+    if attributes.resource.strategy == Strategy::Node {
+        node::taint_new(object);
+    }
     if attributes.resource.strategy == Strategy::Pod {
         service_account::inject(core, attributes, object)?;
         pod::tolerate_lost_nodes(core.config().default_tolerations, object);

@@ -1,7 +1,9 @@
-//! `NodeRestriction`: a node's agent writes its own node and the pods on it, nothing else.
+//! `NodeRestriction`: a node's agent writes its own node and the pods on it, nothing else. And
+//! `TaintNodesByCondition`: no pod is placed on a node before it is ready.
 
 use pintle_kube_types::Object;
 use pintle_kube_types::status::Status;
+use serde_json::{Value, json};
 
 use super::display_name;
 use crate::pipeline::Attributes;
@@ -9,6 +11,25 @@ use crate::registry::strategy::Strategy;
 
 /// Annotation of a pod that mirrors a static one.
 const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Taint of a node that is not ready; the node life cycle takes it away.
+const NOT_READY: &str = "node.kubernetes.io/not-ready";
+
+/// A new node waits for its first report: without the taint it could get pods before anybody has
+/// looked at it.
+pub(super) fn taint_new(node: &mut Object) {
+    let mut taints = match node.get_path(&["spec", "taints"]) {
+        Some(Value::Array(list)) => list.clone(),
+        _ => Vec::new(),
+    };
+    let tainted = taints
+        .iter()
+        .any(|taint| taint["key"] == NOT_READY && taint["effect"] == "NoSchedule");
+    if !tainted {
+        taints.push(json!({"key": NOT_READY, "effect": "NoSchedule"}));
+        node.set_path(&["spec", "taints"], Value::Array(taints));
+    }
+}
 
 pub(super) fn restrict_create(attributes: &Attributes, object: &Object) -> Result<(), Status> {
     let Some(node) = attributes.user.node_name() else {
@@ -61,4 +82,27 @@ pub(super) fn restrict_update(
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_node_is_tainted_once() {
+        let mut node = Object::default();
+        node.set_path(
+            &["spec", "taints"],
+            json!([{"key": "gpu", "effect": "NoExecute"}]),
+        );
+        taint_new(&mut node);
+        taint_new(&mut node);
+        assert_eq!(
+            node.get_path(&["spec", "taints"]),
+            Some(&json!([
+                {"key": "gpu", "effect": "NoExecute"},
+                {"key": NOT_READY, "effect": "NoSchedule"},
+            ]))
+        );
+    }
 }

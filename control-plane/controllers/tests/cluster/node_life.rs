@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use pintle_api::client::{DeleteParams, Patch};
 use pintle_controllers::NodeLife;
@@ -124,8 +124,28 @@ fn says(pod: &Pod, type_: &str, status: &str, reason: &str) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_pods_of_a_lost_node_are_replaced_and_end_when_it_returns() {
     let cluster = Cluster::start_hasty().await;
+    cluster
+        .create::<Service>(json!({
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]},
+        }))
+        .await;
     cluster.create_spread().await;
+    cluster
+        .until("4 endpoints", || cluster.ready_endpoints().len() == 4)
+        .await;
     cluster.alive.lock().unwrap().remove("node2");
+    cluster
+        .until("no endpoints on node2", || {
+            let lost: BTreeSet<String> = cluster
+                .pods_on("node2")
+                .iter()
+                .filter_map(|pod| pod.status.clone()?.pod_ip)
+                .collect();
+            let ready = cluster.ready_endpoints();
+            !ready.is_empty() && ready.is_disjoint(&lost)
+        })
+        .await;
     cluster
         .until("node2 unknown and without its pods", || {
             cluster.readiness("node2").0 == "Unknown"
