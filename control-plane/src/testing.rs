@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pintle_api::auth::UserInfo;
 use pintle_api::client::Client;
 use pintle_api::clock::SystemClock;
-use pintle_api::server::{ApiConfig, ApiServer};
+use pintle_api::server::{ApiConfig, ApiServer, DefaultTolerations};
 use pintle_store::{Store, StoreConfig};
 
 use crate::identity::{BoundTokenVerifier, Minter};
@@ -39,6 +39,7 @@ impl TestApi {
             authenticator: Arc::new(BoundTokenVerifier::new(Arc::clone(&tokens))).authenticator(),
             token_issuer: Arc::new(Minter(tokens)),
             node_proxy: Arc::new(Sessions::default()),
+            default_tolerations: DefaultTolerations::default(),
             version: version(),
             clock: Arc::new(SystemClock),
         }))

@@ -89,6 +89,11 @@ impl NodeLifecycle {
         host.work(&this, &queue, 2, async move {
             controller.nodes.synced().await;
             controller.pods.synced().await;
+            let nodes = controller.nodes.list();
+            let members = nodes
+                .iter()
+                .map(|node| (objects::name(&node.metadata).to_owned(), membership(node)));
+            controller.zones.lock().begin(members, Instant::now());
         });
     }
 

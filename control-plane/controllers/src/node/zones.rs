@@ -95,6 +95,22 @@ impl Zones {
         self.stopped
     }
 
+    /// Begins with the nodes there are: one at a time, the first that failed would look like a whole
+    /// cluster that did.
+    pub(super) fn begin(
+        &mut self,
+        members: impl IntoIterator<Item = (String, Member)>,
+        now: Instant,
+    ) {
+        for (node, member) in members {
+            self.by_name
+                .entry(member.zone.clone())
+                .or_insert_with(|| Zone::new(self.rules.eviction_rate, now));
+            self.members.insert(node, member);
+        }
+        self.assess(now);
+    }
+
     /// Notes how a node is.
     pub(super) fn observe(&mut self, node: &str, member: Member, now: Instant) -> Shift {
         if self.members.get(node) == Some(&member) {
@@ -395,6 +411,24 @@ mod tests {
         assert!(shift.resumed && !shift.stopped);
         assert_eq!(shift.again, ["a1", "b0"]);
         assert_eq!(cluster.turn("a1"), Some(10), "it waits from now");
+    }
+
+    #[test]
+    fn a_lost_node_that_is_there_from_the_beginning_is_one_of_many() {
+        let mut cluster = Cluster::new();
+        let member = |ready| Member {
+            zone: "a".to_owned(),
+            ready,
+            counts: true,
+        };
+        let (now, members) = (cluster.now(), [("a0", false), ("a1", true)]);
+        cluster.zones.begin(
+            members.map(|(node, ready)| (node.to_owned(), member(ready))),
+            now,
+        );
+        assert_eq!(cluster.set("a", 0, false), Shift::default());
+        assert!(!cluster.zones.are_stopped());
+        assert_eq!(cluster.turn("a0"), Some(0));
     }
 
     #[test]
