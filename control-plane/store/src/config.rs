@@ -16,6 +16,9 @@ pub struct StoreConfig {
     pub node_id: u64,
     /// Address other members reach this one at; recorded in the membership.
     pub peer_address: String,
+    /// Waits to be added to the group of `cluster_id` by one of its members, instead of forming
+    /// a group of its own. Remembered in the data directory.
+    pub join: bool,
     /// Id the cluster must have. `None` takes the one on disk, or makes one for a new store.
     pub cluster_id: Option<String>,
     /// Memory for pages of the state database.
@@ -24,6 +27,9 @@ pub struct StoreConfig {
     pub segment_bytes: u64,
     /// Log written since the last checkpoint that forces the next one.
     pub checkpoint_bytes: u64,
+    /// Log kept behind a checkpoint, while there are other members, for those that are behind;
+    /// one that is further behind gets a snapshot.
+    pub log_keep_bytes: u64,
     /// A checkpoint is taken this long after the first write that none covers.
     pub checkpoint_delay: Duration,
     /// How long superseded versions are kept for watches and reads at a revision; `None`
@@ -45,10 +51,12 @@ impl Default for StoreConfig {
             data_dir: PathBuf::from("/var/lib/pintle/control-plane"),
             node_id: 1,
             peer_address: String::new(),
+            join: false,
             cluster_id: None,
             cache_bytes: 8 << 20,
             segment_bytes: 8 << 20,
             checkpoint_bytes: 16 << 20,
+            log_keep_bytes: 64 << 20,
             checkpoint_delay: Duration::from_secs(30),
             history_retention: Some(Duration::from_mins(5)),
             watch_buffer: 4096,

@@ -9,6 +9,7 @@
 //!   identity.json   format, cluster id, member id
 //!   wal/            the log
 //!   state.redb      the state
+//!   incoming.redb   another member's state, being received
 //!   salvage         made by an operator: end the log where it is damaged, once
 //! ```
 
@@ -33,6 +34,9 @@ pub(crate) struct Identity {
     format: u64,
     pub(crate) cluster_id: String,
     pub(crate) node_id: u64,
+    /// It was made to join a group, and must never form one of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) joined: bool,
 }
 
 /// An open, locked data directory.
@@ -133,6 +137,7 @@ fn identity(root: &Path, config: &StoreConfig) -> Result<Identity, StoreError> {
                 format: FORMAT,
                 cluster_id: config.cluster_id.clone().unwrap_or_else(new_cluster_id),
                 node_id: config.node_id,
+                joined: config.join,
             };
             write_identity(root, &path, &identity)?;
             return Ok(identity);

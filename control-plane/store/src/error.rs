@@ -84,6 +84,24 @@ pub enum StoreError {
         /// The leader, when known.
         leader: Option<u64>,
     },
+    /// A write was begun, and whether it happened is not known. It is never done twice.
+    #[error("the outcome is unknown: {cause}; look whether it happened before trying again")]
+    OutcomeUnknown {
+        /// What went wrong on the way.
+        cause: String,
+    },
+    /// The group does not take this member's messages.
+    #[error("{cause}")]
+    Refused {
+        /// The sentence of the member that refused, with the way out.
+        cause: String,
+    },
+    /// A change of the group's members cannot be made; nothing was changed.
+    #[error("{cause}")]
+    Members {
+        /// What stands against it, and the way out.
+        cause: String,
+    },
     /// The store was shut down.
     #[error("the store is closed")]
     Closed,
@@ -217,6 +235,27 @@ impl StoreError {
         Self::Database {
             operation,
             source: Box::new(source.into()),
+        }
+    }
+
+    /// The same error once more, for another caller it concerns.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Self::NotLeader { leader } => Self::NotLeader { leader: *leader },
+            Self::OutcomeUnknown { cause } => Self::OutcomeUnknown {
+                cause: cause.clone(),
+            },
+            Self::Refused { cause } => Self::Refused {
+                cause: cause.clone(),
+            },
+            Self::Closed => Self::Closed,
+            Self::DiskFull { path } => Self::DiskFull { path: path.clone() },
+            Self::Failed { cause } => Self::Failed {
+                cause: cause.clone(),
+            },
+            other => Self::Failed {
+                cause: crate::failure::chain(other),
+            },
         }
     }
 

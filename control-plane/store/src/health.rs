@@ -34,6 +34,8 @@ pub struct StoreHealth {
     pub node_id: u64,
     /// The member that leads, when known.
     pub leader: Option<u64>,
+    /// Members of the group, learners included.
+    pub members: usize,
     /// The Raft term.
     pub term: u64,
     /// Last entry in the log.
@@ -52,6 +54,8 @@ pub struct StoreHealth {
     pub watchers: usize,
     /// Log syncs.
     pub sync: SyncHistogram,
+    /// Why the group refuses this member, with the way out.
+    pub refused: Option<String>,
     /// The storage failure that stopped the store.
     pub failure: Option<String>,
 }

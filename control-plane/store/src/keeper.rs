@@ -146,7 +146,7 @@ impl Keeper {
         let now = self.engine.refresh();
         self.leadership
             .send_if_modified(|seen| std::mem::replace(seen, now) != now);
-        let leads = now.leader == Some(self.engine.node_id());
+        let leads = now.leads;
         if self.leads && !leads {
             self.engine.machine().leases().lock().disarm();
         }
@@ -192,7 +192,7 @@ impl Keeper {
             tracing::debug!(error = chain(&error), "checkpoint was not started");
         }
         self.bookmark(now);
-        if let Err(error) = self.scrub() {
+        if let Err(error) = self.scrub().await {
             self.engine.failure().report(&error);
         }
         if self.leads {
@@ -239,10 +239,11 @@ impl Keeper {
         }
     }
 
-    fn scrub(&self) -> Result<(), StoreError> {
-        if self.engine.failure().text().is_some() {
+    async fn scrub(&self) -> Result<(), StoreError> {
+        if self.engine.failure().text().is_some() || !self.engine.machine().needs_scrub() {
             return Ok(());
         }
+        let _writer = self.engine.machine().writer().lock().await;
         self.engine.machine().scrub().map(|_| ())
     }
 

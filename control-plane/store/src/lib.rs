@@ -60,6 +60,7 @@ mod key_value;
 mod lease;
 mod mvcc;
 mod raft;
+mod reply;
 mod request;
 mod store;
 mod wal;
@@ -72,5 +73,9 @@ pub use key_value::{
     ALL_KEYS_END, Compare, CompareOp, CompareTarget, KeyValue, LeaseId, LeaseState, Op, OpResponse,
     RangeRequest, RangeResponse, Revision, Txn, TxnResponse, prefix_end,
 };
+pub use raft::grpc::{GrpcTransport, MEMBER_NAME, serve_peers};
+pub use raft::inbox::PeerService;
+pub use raft::members::Member;
+pub use raft::transport::{Peer, Transport, TransportError, Unconnected};
 pub use store::Store;
 pub use watch::{EventKind, WatchBatch, WatchError, WatchEvent, WatchRequest, Watcher};

@@ -24,6 +24,7 @@ pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,11 +32,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use redb::{Database, Durability, ReadTransaction, ReadableDatabase, TableError, WriteTransaction};
+use tokio::sync::watch;
 
 use crate::error::StoreError;
 use crate::key_value::{KeyValue, RangeRequest, RangeResponse, Revision};
 use crate::lease::LeaseBook;
+use crate::raft::snapshot::discard;
 use crate::wal::frame::Position;
+use crate::wal::sync_directory;
 use crate::watch::hub::Hub;
 use tables::{META, StateRow};
 
@@ -57,6 +61,7 @@ pub(crate) struct Machine {
     /// `None` once closed, so that a forgotten watcher does not keep the file locked.
     database: RwLock<Option<Database>>,
     path: PathBuf,
+    cache_bytes: usize,
     hub: Arc<Hub>,
     leases: Mutex<LeaseBook>,
     revision: AtomicU64,
@@ -67,18 +72,24 @@ pub(crate) struct Machine {
     durable: AtomicU64,
     /// Superseded versions remain that compaction has promised to remove.
     scrub: AtomicBool,
+    /// Announces [`Machine::applied_next`].
+    progress: watch::Sender<u64>,
+    /// Index after the last entry of a snapshot that is about to be installed, or 0.
+    installing: AtomicU64,
+    /// Members that were removed.
+    removed: Mutex<BTreeSet<u64>>,
+    /// Held by whoever writes, so that a task waits instead of the thread.
+    writer: tokio::sync::Mutex<()>,
 }
 
 impl Machine {
     /// Opens or creates the database at `path`.
     pub(crate) fn open(path: &Path, cache_bytes: usize, hub: Arc<Hub>) -> Result<Self, StoreError> {
-        let database = Database::builder()
-            .set_cache_size(cache_bytes)
-            .create(path)
-            .map_err(|error| open_error(path, error))?;
+        let database = open_database(path, cache_bytes)?;
         let machine = Self {
             database: RwLock::new(Some(database)),
             path: path.to_path_buf(),
+            cache_bytes,
             hub,
             leases: Mutex::new(LeaseBook::default()),
             revision: AtomicU64::new(0),
@@ -86,7 +97,12 @@ impl Machine {
             applied: AtomicU64::new(0),
             durable: AtomicU64::new(0),
             scrub: AtomicBool::new(false),
+            progress: watch::Sender::new(0),
+            installing: AtomicU64::new(0),
+            removed: Mutex::default(),
+            writer: tokio::sync::Mutex::default(),
         };
+        discard(&machine.incoming())?;
         machine.check_format()?;
         machine.reload()?;
         Ok(machine)
@@ -110,6 +126,48 @@ impl Machine {
     /// Index after the last entry whose effect is on disk.
     pub(crate) fn durable_next(&self) -> u64 {
         self.durable.load(Ordering::Acquire)
+    }
+
+    /// Announces [`Machine::applied_next`].
+    pub(crate) fn progress(&self) -> watch::Receiver<u64> {
+        self.progress.subscribe()
+    }
+
+    /// Index after the last entry of the snapshot installed last.
+    pub(crate) fn installed_next(&self) -> u64 {
+        self.view()
+            .and_then(|view| view.installed_next())
+            .unwrap_or(0)
+    }
+
+    /// A snapshot up to before `next` is about to be installed; 0: none any more.
+    pub(crate) fn expect_install(&self, next: u64) {
+        self.installing.store(next, Ordering::Release);
+        self.announce();
+    }
+
+    /// Index after the last entry of the snapshot that is about to be installed.
+    pub(crate) fn installing(&self) -> u64 {
+        self.installing.load(Ordering::Acquire)
+    }
+
+    /// Whether a member was removed from the group.
+    pub(crate) fn is_removed(&self, id: u64) -> bool {
+        self.removed.lock().contains(&id)
+    }
+
+    /// Where a snapshot is received.
+    pub(crate) fn incoming(&self) -> PathBuf {
+        self.path.with_file_name("incoming.redb")
+    }
+
+    /// Held by whoever writes.
+    pub(crate) fn writer(&self) -> &tokio::sync::Mutex<()> {
+        &self.writer
+    }
+
+    fn announce(&self) {
+        self.progress.send_replace(self.applied_next());
     }
 
     /// The leases.
@@ -176,7 +234,9 @@ impl Machine {
             leases.grant(id, ttl);
         }
         *self.leases.lock() = leases;
+        *self.removed.lock() = view.removed()?.into_iter().collect();
         self.hub.reset(state.revision);
+        self.announce();
         Ok(())
     }
 
@@ -194,6 +254,22 @@ impl Machine {
         })?;
         txn.commit()
             .map_err(|error| self.commit_error("install snapshot", error))?;
+        self.reload()
+    }
+
+    /// Replaces everything by the complete state that was received at `from`. A crash leaves
+    /// the old state or the new one.
+    pub(crate) fn install_received(&self, from: &Path) -> Result<(), StoreError> {
+        {
+            let mut database = self.database.write();
+            drop(database.take().ok_or(StoreError::Closed)?);
+            std::fs::rename(from, &self.path)
+                .map_err(|source| StoreError::io("install snapshot", &self.path, source))?;
+            if let Some(directory) = self.path.parent() {
+                sync_directory(directory)?;
+            }
+            *database = Some(open_database(&self.path, self.cache_bytes)?);
+        }
         self.reload()
     }
 
@@ -275,6 +351,13 @@ impl Machine {
         let applied = state.applied.map_or(0, |position| position.index + 1);
         self.applied.store(applied, Ordering::Release);
     }
+}
+
+fn open_database(path: &Path, cache_bytes: usize) -> Result<Database, StoreError> {
+    Database::builder()
+        .set_cache_size(cache_bytes)
+        .create(path)
+        .map_err(|error| open_error(path, error))
 }
 
 fn open_error(path: &Path, error: redb::DatabaseError) -> StoreError {

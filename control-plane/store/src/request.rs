@@ -371,7 +371,8 @@ pub(crate) fn take_bytes(input: &mut Bytes) -> Result<Bytes, DecodeError> {
     Ok(input.split_to(length))
 }
 
-fn take_list<T>(
+/// Takes a list: its length, then its elements.
+pub(crate) fn take_list<T>(
     input: &mut Bytes,
     mut take: impl FnMut(&mut Bytes) -> Result<T, DecodeError>,
 ) -> Result<Vec<T>, DecodeError> {

@@ -7,7 +7,11 @@
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod group;
+#[cfg(test)]
 mod nested;
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;
 
@@ -32,13 +36,21 @@ use crate::key_value::{
 };
 use crate::mvcc::Machine;
 use crate::mvcc::apply::{MAX_TXN_BYTES, validate};
+use crate::raft::group::Group;
+use crate::raft::inbox::PeerService;
 use crate::raft::log::LogStore;
+use crate::raft::members::Member;
+use crate::raft::message::MemberChange;
 use crate::raft::propose::{self, Proposer, Submitter};
-use crate::raft::{Engine, Leadership};
+use crate::raft::transport::{Transport, Unconnected};
+use crate::raft::{Engine, Leadership, Start, pulse};
 use crate::request::{Reply, Request, size_hint};
 use crate::wal::Wal;
 use crate::watch::hub::{Hub, HubLimits};
 use crate::watch::{WatchRequest, Watcher};
+
+/// Pause before the group is told this member's address again.
+const ADDRESS_RETRY: Duration = Duration::from_secs(2);
 
 /// One open member of the store. Clones share it; the last one to go closes it.
 #[derive(Clone)]
@@ -51,7 +63,6 @@ struct Inner {
     engine: Engine,
     machine: Arc<Machine>,
     submitter: Submitter,
-    wake: Arc<Wake>,
     leadership: watch::Receiver<Leadership>,
     leads: watch::Receiver<bool>,
     stop: CancellationToken,
@@ -60,9 +71,19 @@ struct Inner {
 }
 
 impl Store {
-    /// Opens the data directory, recovers, and returns when this member can serve: every
-    /// write acknowledged before a crash is readable again.
+    /// Opens the data directory of a member that is alone in its group, as
+    /// [`Store::open_with`] without a way to others.
     pub async fn open(config: StoreConfig) -> Result<Self, StoreError> {
+        Self::open_with(config, Arc::new(Unconnected)).await
+    }
+
+    /// Opens the data directory, recovers, and returns when this member can serve: every
+    /// write acknowledged before a crash is readable again. One member of several serves what
+    /// it has; [`Store::linearizable`] waits for a leader.
+    pub async fn open_with(
+        config: StoreConfig,
+        transport: Arc<dyn Transport>,
+    ) -> Result<Self, StoreError> {
         let (ready, opened) = oneshot::channel();
         let stop = CancellationToken::new();
         let (stopped, is_stopped) = watch::channel(false);
@@ -72,7 +93,7 @@ impl Store {
         thread::Builder::new()
             .name("pintle-store".to_owned())
             .spawn(move || {
-                run_thread(config, thread_stop, is_stopped, ready);
+                run_thread(config, transport, thread_stop, is_stopped, ready);
                 stopped.send_replace(true);
             })
             .map_err(|source| StoreError::io("start thread", "pintle-store", source))?;
@@ -186,14 +207,7 @@ impl Store {
 
     /// Starts the lease's time anew, on the leader; answers the time to live.
     pub async fn keep_lease_alive(&self, id: LeaseId) -> Result<Duration, StoreError> {
-        self.inner.engine.read_barrier().await?;
-        let kept = self
-            .inner
-            .machine
-            .leases()
-            .lock()
-            .keep_alive(id, Instant::now());
-        self.inner.wake.now();
+        let kept = self.inner.engine.keep_alive(id).await?;
         kept.ok_or(StoreError::Rejected(Rejection::LeaseNotFound { id }))
     }
 
@@ -233,6 +247,40 @@ impl Store {
             .map_err(|source| StoreError::io("look at", path, source))
     }
 
+    /// The members of the group, as this one knows them.
+    pub fn members(&self) -> Vec<Member> {
+        self.inner.engine.members()
+    }
+
+    /// Adds a member that follows and does not vote, or gives a member another address. It gets
+    /// the log or a snapshot at once; [`Store::promote`] makes it a voter.
+    pub async fn add_learner(&self, id: u64, address: &str) -> Result<(), StoreError> {
+        let address = address.to_owned();
+        self.change(MemberChange::Learner { id, address }).await
+    }
+
+    /// Makes a learner a voter once it has caught up, for which it waits a little.
+    pub async fn promote(&self, id: u64) -> Result<(), StoreError> {
+        self.change(MemberChange::Promote { id }).await
+    }
+
+    /// Removes a member for ever; the leader hands over first. What it still sends is refused.
+    pub async fn remove_member(&self, id: u64) -> Result<(), StoreError> {
+        self.change(MemberChange::Remove { id }).await
+    }
+
+    async fn change(&self, change: MemberChange) -> Result<(), StoreError> {
+        if *self.inner.stopped.borrow() {
+            return Err(StoreError::Closed);
+        }
+        self.inner.engine.change(&change).await
+    }
+
+    /// What answers the messages of other members; see [`serve_peers`](crate::serve_peers).
+    pub fn peer_service(&self) -> PeerService {
+        self.inner.engine.service()
+    }
+
     /// Whether this member leads; changes are announced on the receiver.
     pub fn leadership(&self) -> watch::Receiver<bool> {
         self.inner.leads.clone()
@@ -246,6 +294,7 @@ impl Store {
         StoreHealth {
             node_id: inner.engine.node_id(),
             leader: leadership.leader,
+            members: inner.engine.members().len(),
             term: leadership.term,
             log_index: log.last_index(),
             applied_index: inner.machine.applied_next().saturating_sub(1),
@@ -255,6 +304,7 @@ impl Store {
             log_bytes: log.bytes(),
             watchers: inner.machine.hub().watchers(),
             sync: log.syncs(),
+            refused: inner.engine.group().refusal(),
             failure: inner.engine.failure().text(),
         }
     }
@@ -288,6 +338,7 @@ type Ready = oneshot::Sender<Result<Inner, StoreError>>;
 /// The store's thread.
 fn run_thread(
     config: StoreConfig,
+    transport: Arc<dyn Transport>,
     stop: CancellationToken,
     stopped: watch::Receiver<bool>,
     ready: Ready,
@@ -301,17 +352,18 @@ fn run_thread(
         }
     };
     runtime.block_on(async move {
-        let running = match Running::start(&config, stop, stopped).await {
-            Ok((running, inner)) => {
-                // Nobody waits any more: the stop token was cancelled with that.
-                drop(ready.send(Ok(inner)));
-                running
-            }
-            Err(error) => {
-                drop(ready.send(Err(error)));
-                return;
-            }
-        };
+        let running =
+            match Running::start(&config, transport, Group::default(), stop, stopped).await {
+                Ok((running, inner)) => {
+                    // Nobody waits any more: the stop token was cancelled with that.
+                    drop(ready.send(Ok(inner)));
+                    running
+                }
+                Err(error) => {
+                    drop(ready.send(Err(error)));
+                    return;
+                }
+            };
         running.run().await;
     });
 }
@@ -324,6 +376,8 @@ struct Running {
     leadership: watch::Receiver<Leadership>,
     leads: watch::Sender<bool>,
     stop: CancellationToken,
+    /// Where other members reach this one.
+    address: String,
     /// Dropped last: it holds the lock.
     data_dir: DataDir,
 }
@@ -331,10 +385,13 @@ struct Running {
 impl Running {
     async fn start(
         config: &StoreConfig,
+        transport: Arc<dyn Transport>,
+        group: Group,
         stop: CancellationToken,
         stopped: watch::Receiver<bool>,
     ) -> Result<(Self, Inner), StoreError> {
         let data_dir = DataDir::open(config)?;
+        let group = Arc::new(group);
         let failure = Arc::new(Failure::default());
         let wake = Arc::new(Wake::default());
         let hub = Arc::new(Hub::new(HubLimits {
@@ -354,22 +411,26 @@ impl Running {
             Arc::clone(&machine),
             Arc::clone(&failure),
             Arc::clone(&wake),
+            Arc::clone(&group),
             config.checkpoint_bytes,
         )?;
         let cluster_id = data_dir.identity().cluster_id.clone();
-        let engine = Engine::start(
+        let engine = Engine::start(Start {
             config,
-            &cluster_id,
+            cluster_id: &cluster_id,
+            joins: data_dir.identity().joined,
             log,
-            Arc::clone(&machine),
-            Arc::clone(&wake),
+            machine: Arc::clone(&machine),
+            wake: Arc::clone(&wake),
             failure,
-        )
+            group,
+            transport,
+        })
         .await?;
         let (submitter, proposer) = propose::queue();
         let now = engine.refresh();
         let (leadership_sender, leadership) = watch::channel(now);
-        let (leads, is_leader) = watch::channel(now.leader == Some(config.node_id));
+        let (leads, is_leader) = watch::channel(now.leads);
         let keeper = Keeper::new(
             engine.clone(),
             submitter.clone(),
@@ -382,7 +443,6 @@ impl Running {
             engine: engine.clone(),
             machine,
             submitter,
-            wake,
             leadership: leadership.clone(),
             leads: is_leader,
             stop: stop.clone(),
@@ -395,6 +455,7 @@ impl Running {
             leadership,
             leads,
             stop,
+            address: config.peer_address.clone(),
             data_dir,
         };
         Ok((running, inner))
@@ -408,11 +469,12 @@ impl Running {
             mut leadership,
             leads,
             stop,
+            address,
             data_dir,
         } = self;
         let announce = async {
             while leadership.changed().await.is_ok() {
-                let now = leadership.borrow_and_update().leader == Some(engine.node_id());
+                let now = leadership.borrow_and_update().leads;
                 leads.send_if_modified(|seen| std::mem::replace(seen, now) != now);
             }
         };
@@ -421,12 +483,22 @@ impl Running {
             () = proposer.run(&engine) => {}
             () = keeper.run() => {}
             () = announce => {}
+            () = pulse::run(engine.clone()) => {}
+            () = announce_address(&engine, &address) => {}
         }
         leads.send_replace(false);
+        #[cfg(test)]
+        let crashed = engine
+            .group()
+            .crashed
+            .load(std::sync::atomic::Ordering::SeqCst);
+        #[cfg(not(test))]
+        let crashed = false;
         engine.stop().await;
         let machine = engine.machine();
         machine.hub().close();
-        if engine.failure().text().is_none()
+        if !crashed
+            && engine.failure().text().is_none()
             && machine.durable_next() < machine.applied_next()
             && let Err(error) = machine.checkpoint()
         {
@@ -436,6 +508,18 @@ impl Running {
         machine.close();
         drop(data_dir);
     }
+}
+
+/// Makes the group know this member's address, should it have changed; then waits for ever.
+async fn announce_address(engine: &Engine, address: &str) {
+    while let Err(error) = engine.advertise(address).await {
+        tracing::debug!(
+            error = chain(&error),
+            "the group does not know this address yet"
+        );
+        tokio::time::sleep(ADDRESS_RETRY).await;
+    }
+    std::future::pending::<()>().await;
 }
 
 /// The log and the state must belong together: the state on disk never runs ahead of the log,
@@ -459,7 +543,8 @@ fn check_agreement(
             way_out: "restore the directory from a copy",
         });
     }
-    if log_next < applied && !salvage {
+    // Until the log is purged after a snapshot was installed it ends before the state.
+    if log_next < applied && log_next >= machine.installed_next() && !salvage {
         return Err(StoreError::Corrupt {
             path: data_dir.wal(),
             offset: None,

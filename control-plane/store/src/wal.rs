@@ -148,6 +148,23 @@ impl Wal {
         self.segments.iter().map(|segment| segment.bytes).sum()
     }
 
+    /// The first entry to be kept so that the newest segments of about `bytes` are.
+    pub(crate) fn keep_from(&self, bytes: u64) -> u64 {
+        let mut kept = 0;
+        let mut oldest = self.active_number();
+        for segment in self.segments.iter().rev() {
+            kept += segment.bytes;
+            if kept > bytes {
+                break;
+            }
+            oldest = segment.number;
+        }
+        self.locations
+            .iter()
+            .find(|at| at.segment >= oldest)
+            .map_or(0, |at| at.position.index)
+    }
+
     /// What [`SyncTarget::sync`] makes durable what was appended so far.
     pub(crate) fn sync_target(&self) -> SyncTarget {
         SyncTarget {

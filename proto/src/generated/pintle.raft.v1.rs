@@ -7,36 +7,146 @@ pub struct RaftRequest {
     pub target: u64,
     #[prost(bytes = "bytes", tag = "3")]
     pub body: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "4")]
+    pub sender: u64,
+    #[prost(enumeration = "Kind", tag = "5")]
+    pub kind: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RaftResponse {
     #[prost(bytes = "bytes", tag = "1")]
     pub body: ::prost::bytes::Bytes,
+    /// Set instead of a body.
+    #[prost(message, optional, tag = "2")]
+    pub refusal: ::core::option::Option<Refusal>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct SnapshotChunk {
-    /// Set on the first chunk only.
-    #[prost(message, optional, tag = "1")]
-    pub header: ::core::option::Option<SnapshotHeader>,
-    #[prost(uint64, tag = "2")]
-    pub offset: u64,
-    #[prost(bytes = "bytes", tag = "3")]
-    pub data: ::prost::bytes::Bytes,
-    #[prost(uint32, tag = "4")]
-    pub crc32c: u32,
+pub struct Refusal {
+    #[prost(enumeration = "Reason", tag = "1")]
+    pub reason: i32,
+    #[prost(string, tag = "2")]
+    pub text: ::prost::alloc::string::String,
+    /// The leader, when known.
+    #[prost(uint64, tag = "3")]
+    pub leader: u64,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct SnapshotHeader {
-    #[prost(string, tag = "1")]
-    pub cluster_id: ::prost::alloc::string::String,
-    #[prost(uint64, tag = "2")]
-    pub target: u64,
-    #[prost(bytes = "bytes", tag = "3")]
-    pub vote: ::prost::bytes::Bytes,
-    #[prost(bytes = "bytes", tag = "4")]
-    pub meta: ::prost::bytes::Bytes,
-    #[prost(uint64, tag = "5")]
-    pub total_bytes: u64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Kind {
+    Unspecified = 0,
+    /// From the leader: entries, or a heartbeat.
+    Append = 1,
+    /// From a candidate: a vote is asked for.
+    Vote = 2,
+    /// From a member that would stand: would a vote be given?
+    PreVote = 3,
+    /// From the leader: one step of a snapshot's transfer.
+    Snapshot = 4,
+    /// To the leader: requests of another member's callers.
+    Propose = 5,
+    /// To the leader: up to where must a linearizable read have applied the log?
+    ReadIndex = 6,
+    /// To the leader: a lease's time starts anew.
+    KeepAlive = 7,
+    /// To the leader: the group's members change.
+    ChangeMembers = 8,
+    /// From the leader: stand for election now.
+    TakeOver = 9,
+}
+impl Kind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "KIND_UNSPECIFIED",
+            Self::Append => "KIND_APPEND",
+            Self::Vote => "KIND_VOTE",
+            Self::PreVote => "KIND_PRE_VOTE",
+            Self::Snapshot => "KIND_SNAPSHOT",
+            Self::Propose => "KIND_PROPOSE",
+            Self::ReadIndex => "KIND_READ_INDEX",
+            Self::KeepAlive => "KIND_KEEP_ALIVE",
+            Self::ChangeMembers => "KIND_CHANGE_MEMBERS",
+            Self::TakeOver => "KIND_TAKE_OVER",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "KIND_APPEND" => Some(Self::Append),
+            "KIND_VOTE" => Some(Self::Vote),
+            "KIND_PRE_VOTE" => Some(Self::PreVote),
+            "KIND_SNAPSHOT" => Some(Self::Snapshot),
+            "KIND_PROPOSE" => Some(Self::Propose),
+            "KIND_READ_INDEX" => Some(Self::ReadIndex),
+            "KIND_KEEP_ALIVE" => Some(Self::KeepAlive),
+            "KIND_CHANGE_MEMBERS" => Some(Self::ChangeMembers),
+            "KIND_TAKE_OVER" => Some(Self::TakeOver),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Reason {
+    Unspecified = 0,
+    /// The message is of another cluster.
+    ForeignCluster = 1,
+    /// Another member lives at this address.
+    WrongMember = 2,
+    /// The sender was removed from the group.
+    Removed = 3,
+    /// This member does not lead; nothing was done.
+    NotLeader = 4,
+    /// It was begun and may or may not happen.
+    OutcomeUnknown = 5,
+    /// There is no such lease.
+    NoSuchLease = 6,
+    /// The change of members cannot be made; nothing was done.
+    Members = 7,
+    /// The body cannot be understood.
+    Invalid = 8,
+    /// The member is stopping, or its storage failed.
+    Failed = 9,
+}
+impl Reason {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "REASON_UNSPECIFIED",
+            Self::ForeignCluster => "REASON_FOREIGN_CLUSTER",
+            Self::WrongMember => "REASON_WRONG_MEMBER",
+            Self::Removed => "REASON_REMOVED",
+            Self::NotLeader => "REASON_NOT_LEADER",
+            Self::OutcomeUnknown => "REASON_OUTCOME_UNKNOWN",
+            Self::NoSuchLease => "REASON_NO_SUCH_LEASE",
+            Self::Members => "REASON_MEMBERS",
+            Self::Invalid => "REASON_INVALID",
+            Self::Failed => "REASON_FAILED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "REASON_UNSPECIFIED" => Some(Self::Unspecified),
+            "REASON_FOREIGN_CLUSTER" => Some(Self::ForeignCluster),
+            "REASON_WRONG_MEMBER" => Some(Self::WrongMember),
+            "REASON_REMOVED" => Some(Self::Removed),
+            "REASON_NOT_LEADER" => Some(Self::NotLeader),
+            "REASON_OUTCOME_UNKNOWN" => Some(Self::OutcomeUnknown),
+            "REASON_NO_SUCH_LEASE" => Some(Self::NoSuchLease),
+            "REASON_MEMBERS" => Some(Self::Members),
+            "REASON_INVALID" => Some(Self::Invalid),
+            "REASON_FAILED" => Some(Self::Failed),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 pub mod raft_client {
@@ -129,7 +239,9 @@ pub mod raft_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        pub async fn append_entries(
+        /// One message and its answer. A snapshot travels as many of them, one per chunk, each with
+        /// its offset and checksum.
+        pub async fn call(
             &mut self,
             request: impl tonic::IntoRequest<super::RaftRequest>,
         ) -> std::result::Result<tonic::Response<super::RaftResponse>, tonic::Status> {
@@ -142,53 +254,10 @@ pub mod raft_client {
                     )
                 })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/pintle.raft.v1.Raft/AppendEntries",
-            );
+            let path = http::uri::PathAndQuery::from_static("/pintle.raft.v1.Raft/Call");
             let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("pintle.raft.v1.Raft", "AppendEntries"));
+            req.extensions_mut().insert(GrpcMethod::new("pintle.raft.v1.Raft", "Call"));
             self.inner.unary(req, path, codec).await
-        }
-        pub async fn vote(
-            &mut self,
-            request: impl tonic::IntoRequest<super::RaftRequest>,
-        ) -> std::result::Result<tonic::Response<super::RaftResponse>, tonic::Status> {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/pintle.raft.v1.Raft/Vote");
-            let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("pintle.raft.v1.Raft", "Vote"));
-            self.inner.unary(req, path, codec).await
-        }
-        /// Chunks of one snapshot, in order; the first carries the header.
-        pub async fn install_snapshot(
-            &mut self,
-            request: impl tonic::IntoStreamingRequest<Message = super::SnapshotChunk>,
-        ) -> std::result::Result<tonic::Response<super::RaftResponse>, tonic::Status> {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/pintle.raft.v1.Raft/InstallSnapshot",
-            );
-            let mut req = request.into_streaming_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("pintle.raft.v1.Raft", "InstallSnapshot"));
-            self.inner.client_streaming(req, path, codec).await
         }
     }
 }
@@ -205,18 +274,11 @@ pub mod raft_server {
     /// Generated trait containing gRPC methods that should be implemented for use with RaftServer.
     #[async_trait]
     pub trait Raft: std::marker::Send + std::marker::Sync + 'static {
-        async fn append_entries(
+        /// One message and its answer. A snapshot travels as many of them, one per chunk, each with
+        /// its offset and checksum.
+        async fn call(
             &self,
             request: tonic::Request<super::RaftRequest>,
-        ) -> std::result::Result<tonic::Response<super::RaftResponse>, tonic::Status>;
-        async fn vote(
-            &self,
-            request: tonic::Request<super::RaftRequest>,
-        ) -> std::result::Result<tonic::Response<super::RaftResponse>, tonic::Status>;
-        /// Chunks of one snapshot, in order; the first carries the header.
-        async fn install_snapshot(
-            &self,
-            request: tonic::Request<tonic::Streaming<super::SnapshotChunk>>,
         ) -> std::result::Result<tonic::Response<super::RaftResponse>, tonic::Status>;
     }
     #[derive(Debug)]
@@ -295,11 +357,11 @@ pub mod raft_server {
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
             match req.uri().path() {
-                "/pintle.raft.v1.Raft/AppendEntries" => {
+                "/pintle.raft.v1.Raft/Call" => {
                     #[allow(non_camel_case_types)]
-                    struct AppendEntriesSvc<T: Raft>(pub Arc<T>);
+                    struct CallSvc<T: Raft>(pub Arc<T>);
                     impl<T: Raft> tonic::server::UnaryService<super::RaftRequest>
-                    for AppendEntriesSvc<T> {
+                    for CallSvc<T> {
                         type Response = super::RaftResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
@@ -311,7 +373,7 @@ pub mod raft_server {
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Raft>::append_entries(&inner, request).await
+                                <T as Raft>::call(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -322,7 +384,7 @@ pub mod raft_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = AppendEntriesSvc(inner);
+                        let method = CallSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -334,96 +396,6 @@ pub mod raft_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/pintle.raft.v1.Raft/Vote" => {
-                    #[allow(non_camel_case_types)]
-                    struct VoteSvc<T: Raft>(pub Arc<T>);
-                    impl<T: Raft> tonic::server::UnaryService<super::RaftRequest>
-                    for VoteSvc<T> {
-                        type Response = super::RaftResponse;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::RaftRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as Raft>::vote(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = VoteSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/pintle.raft.v1.Raft/InstallSnapshot" => {
-                    #[allow(non_camel_case_types)]
-                    struct InstallSnapshotSvc<T: Raft>(pub Arc<T>);
-                    impl<
-                        T: Raft,
-                    > tonic::server::ClientStreamingService<super::SnapshotChunk>
-                    for InstallSnapshotSvc<T> {
-                        type Response = super::RaftResponse;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<
-                                tonic::Streaming<super::SnapshotChunk>,
-                            >,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as Raft>::install_snapshot(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = InstallSnapshotSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.client_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

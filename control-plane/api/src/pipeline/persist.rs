@@ -205,7 +205,9 @@ pub(crate) fn store_failed(error: StoreError) -> Status {
         StoreError::Rejected(Rejection::TooLarge { .. }) => {
             Status::request_entity_too_large("the object is larger than the store takes")
         }
-        StoreError::NotLeader { .. } | StoreError::Closed => {
+        // 504 without a hint to retry: a client that repeats a write by itself might do it twice.
+        StoreError::OutcomeUnknown { .. } => Status::timeout(error.to_string(), 0),
+        StoreError::NotLeader { .. } | StoreError::Refused { .. } | StoreError::Closed => {
             Status::service_unavailable(format!("the store cannot be reached: {error}"))
         }
         StoreError::DiskFull { .. } => Status::service_unavailable(error.to_string()),

@@ -13,8 +13,8 @@ use redb::{Durability, ReadableTable, Table, WriteTransaction};
 
 use super::read::{all_hold, check_revision, encode_membership, end_of, range};
 use super::tables::{
-    CHANGE_DELETE, CHANGE_PUT, CHANGES, HISTORY, LATEST, LEASE_KEYS, LEASES, META, StateRow,
-    TOMBSTONE, VersionHead, corrupted,
+    CHANGE_DELETE, CHANGE_PUT, CHANGES, HISTORY, LATEST, LEASE_KEYS, LEASES, META, REMOVED,
+    StateRow, TOMBSTONE, VersionHead, corrupted, ids,
 };
 use super::{Machine, StoredMembership};
 use crate::error::{Rejection, StoreError};
@@ -36,8 +36,8 @@ pub(crate) const MAX_TXN_BYTES: usize = 16 << 20;
 pub(crate) enum Command {
     /// Nothing but a new position.
     Blank,
-    /// The group's members changed.
-    Membership(Bytes),
+    /// The group's members changed; those that left never come back.
+    Membership { body: Bytes, removed: Vec<u64> },
     /// Requests, in order.
     Requests(Arc<[Request]>),
 }
@@ -73,6 +73,7 @@ impl Machine {
         if effects.compacted {
             self.scrub.store(true, Ordering::Release);
         }
+        self.removed.lock().extend(effects.removed);
         if !effects.leases.is_empty() {
             let mut leases = self.leases.lock();
             for change in effects.leases {
@@ -83,6 +84,7 @@ impl Machine {
             }
         }
         self.hub.publish(effects.changes);
+        self.announce();
         Ok(outcomes)
     }
 }
@@ -93,6 +95,7 @@ struct Effects {
     changes: Vec<Arc<Change>>,
     leases: Vec<LeaseChange>,
     compacted: bool,
+    removed: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -150,7 +153,16 @@ impl<'txn> Batch<'txn> {
     ) -> Applied<Vec<Outcome>> {
         let outcomes = match command {
             Command::Blank => Vec::new(),
-            Command::Membership(body) => {
+            Command::Membership { body, removed } => {
+                if !removed.is_empty() {
+                    let mut all = ids(&self.meta, REMOVED)?;
+                    all.extend(&removed);
+                    all.sort_unstable();
+                    all.dedup();
+                    let row: Vec<u8> = all.iter().flat_map(|id| id.to_le_bytes()).collect();
+                    self.meta.insert(REMOVED, row.as_slice())?;
+                    effects.removed.extend(removed);
+                }
                 let row = encode_membership(&StoredMembership {
                     position: Some(position),
                     body,

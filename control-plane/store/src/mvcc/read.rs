@@ -11,7 +11,8 @@ use redb::{ReadTransaction, ReadableTable};
 
 use super::StoredMembership;
 use super::tables::{
-    HISTORY, LATEST, LEASE_KEYS, LEASES, META, StateRow, VersionHead, corrupted, value_of,
+    HISTORY, INSTALLED, LATEST, LEASE_KEYS, LEASES, META, REMOVED, StateRow, VersionHead,
+    corrupted, ids, value_of,
 };
 use crate::error::{Rejection, StoreError};
 use crate::key_value::{
@@ -31,7 +32,7 @@ impl View {
     }
 
     /// The transaction, for readers of other tables.
-    pub(super) fn txn(&self) -> &ReadTransaction {
+    pub(crate) fn txn(&self) -> &ReadTransaction {
         &self.txn
     }
 
@@ -54,6 +55,22 @@ impl View {
                 .map(Some)
                 .ok_or_else(|| corrupted("meta/membership").into())
         };
+        load().map_err(failed)
+    }
+
+    /// Index after the last entry of the snapshot installed last.
+    pub(crate) fn installed_next(&self) -> Result<u64, StoreError> {
+        let load = || -> Result<u64, redb::Error> {
+            let ids = ids(&self.txn.open_table(META)?, INSTALLED)?;
+            Ok(ids.first().copied().unwrap_or(0))
+        };
+        load().map_err(failed)
+    }
+
+    /// Members that were removed.
+    pub(crate) fn removed(&self) -> Result<Vec<u64>, StoreError> {
+        let load =
+            || -> Result<Vec<u64>, redb::Error> { Ok(ids(&self.txn.open_table(META)?, REMOVED)?) };
         load().map_err(failed)
     }
 

@@ -26,6 +26,11 @@ pub(crate) const LEASE_KEYS: TableDefinition<'static, (u64, &[u8]), ()> =
 /// name → bytes.
 pub(crate) const META: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("meta");
 
+/// Row of [`META`]: the last entry of the snapshot that was installed last.
+pub(crate) const INSTALLED: &str = "installed";
+/// Row of [`META`]: ids of members that were removed.
+pub(crate) const REMOVED: &str = "removed";
+
 /// First byte of a row of [`CHANGES`] for a write.
 pub(crate) const CHANGE_PUT: u8 = 0;
 /// First byte of a row of [`CHANGES`] for a delete.
@@ -149,6 +154,42 @@ impl StateRow {
         }
         row
     }
+}
+
+/// Writes a position under a name of [`META`].
+pub(crate) fn set_position(
+    txn: &WriteTransaction,
+    name: &str,
+    position: Option<Position>,
+) -> Result<(), redb::Error> {
+    let mut row = [0; 24];
+    let numbers = [
+        position.map_or(0, |position| position.index + 1),
+        position.map_or(0, |position| position.term),
+        position.map_or(0, |position| position.node),
+    ];
+    for (at, number) in row.chunks_exact_mut(8).zip(numbers) {
+        at.copy_from_slice(&number.to_le_bytes());
+    }
+    txn.open_table(META)?.insert(name, row.as_slice())?;
+    Ok(())
+}
+
+/// The ids in a row of [`META`].
+pub(crate) fn ids(
+    meta: &impl ReadableTable<&'static str, &'static [u8]>,
+    name: &str,
+) -> Result<Vec<u64>, redb::StorageError> {
+    let row = meta.get(name)?;
+    let row = row
+        .as_ref()
+        .map(redb::AccessGuard::value)
+        .unwrap_or_default();
+    let numbers = row.chunks(8).map(|number| {
+        let number = <[u8; 8]>::try_from(number).map_err(|_short| corrupted(name))?;
+        Ok(u64::from_le_bytes(number))
+    });
+    numbers.collect()
 }
 
 /// A row that is not as this program writes it.

@@ -15,10 +15,11 @@ use std::sync::mpsc;
 use std::thread;
 
 use openraft::storage::{LogFlushed, RaftLogStorage};
-use openraft::{LogId, LogState, OptionalSend, RaftLogReader, StorageIOError, Vote};
+use openraft::{EntryPayload, LogId, LogState, OptionalSend, RaftLogReader, StorageIOError, Vote};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::group::Group;
 use super::types::{
     RaftEntry, RaftStorageError, TypeConfig, decode_entry, encode_entry, log_id, position,
     storage_error,
@@ -28,12 +29,13 @@ use crate::failure::Failure;
 use crate::health::{SyncHistogram, SyncRecorder};
 use crate::keeper::Wake;
 use crate::mvcc::Machine;
+use crate::wal::frame::Position;
 use crate::wal::{SyncTarget, Wal, frame};
 
 /// Bytes of applied entries kept in memory for followers that are only a little behind.
 const CACHED_BYTES: usize = 256 << 10;
-/// Bytes read from the log at once.
-const READ_BYTES: usize = 4 << 20;
+/// Bytes read from the log at once, and sent to a follower in one message.
+const READ_BYTES: usize = 1 << 20;
 
 /// The log of this member, for openraft. Clones share it.
 #[derive(Clone)]
@@ -50,6 +52,7 @@ struct Shared {
     syncs: Arc<SyncRecorder>,
     syncer: mpsc::Sender<SyncJob>,
     wake: Arc<Wake>,
+    group: Arc<Group>,
     checkpoint_bytes: u64,
     /// Index after the last entry known to be committed.
     committed_next: AtomicU64,
@@ -111,6 +114,7 @@ impl LogStore {
         machine: Arc<Machine>,
         failure: Arc<Failure>,
         wake: Arc<Wake>,
+        group: Arc<Group>,
         checkpoint_bytes: u64,
     ) -> Result<Self, StoreError> {
         let (syncer, jobs) = mpsc::channel::<SyncJob>();
@@ -136,6 +140,7 @@ impl LogStore {
                 syncs,
                 syncer,
                 wake,
+                group,
                 checkpoint_bytes,
                 committed_next: AtomicU64::new(0),
                 written: AtomicU64::new(0),
@@ -147,6 +152,16 @@ impl LogStore {
     /// Last entry in the log.
     pub(crate) fn last_index(&self) -> u64 {
         self.shared.wal.lock().last().map_or(0, |last| last.index)
+    }
+
+    /// The last entry, or the last one purged when there is none.
+    pub(crate) fn last_position(&self) -> Option<Position> {
+        self.shared.wal.lock().last()
+    }
+
+    /// The first entry to be kept so that about `bytes` of log are.
+    pub(crate) fn keep_from(&self, bytes: u64) -> u64 {
+        self.shared.wal.lock().keep_from(bytes)
     }
 
     /// How long syncs took.
@@ -332,13 +347,21 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         {
             let mut cache = shared.cache.lock();
             for (entry, bytes) in entries.into_iter().zip(sizes) {
+                if let EntryPayload::Normal(proposal) = &entry.payload {
+                    proposal.appended();
+                }
                 cache.push(entry, bytes);
             }
             while cache.bytes > CACHED_BYTES && cache.first().is_some_and(|first| first < applied) {
                 cache.pop_first();
             }
         }
-        if applied < shared.committed_next.load(Ordering::Acquire) {
+        // Among others, heartbeats must not wait for the disk.
+        let apart =
+            applied < shared.committed_next.load(Ordering::Acquire) || shared.group.has_peers();
+        #[cfg(test)]
+        let apart = apart && !shared.group.sync_here;
+        if apart {
             let job = SyncJob { target, callback };
             if let Err(mpsc::SendError(job)) = shared.syncer.send(job) {
                 let result = sync(&job.target, &shared.failure, &shared.syncs);
@@ -363,8 +386,23 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     async fn purge(&mut self, upto: LogId<u64>) -> Result<(), RaftStorageError> {
         let shared = &self.shared;
         let machine = &shared.machine;
+        if machine.installing() > upto.index {
+            // openraft purges what a snapshot replaces while that is being installed. A crash
+            // must not find the log gone and the old state.
+            let mut progress = machine.progress();
+            let installed = progress
+                .wait_for(|applied| *applied > upto.index || machine.installing() <= upto.index);
+            drop(installed.await);
+            if machine.applied_next() <= upto.index {
+                return Err(storage_error(
+                    StorageIOError::write_logs,
+                    &shared.failure.error(),
+                ));
+            }
+        }
         // The log may go only where the state on disk takes its place.
         if machine.durable_next() <= upto.index && machine.durable_next() < machine.applied_next() {
+            let _writer = machine.writer().lock().await;
             machine
                 .checkpoint()
                 .map_err(|error| self.fail(StorageIOError::write_state_machine, &error))?;

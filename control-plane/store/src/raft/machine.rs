@@ -11,14 +11,16 @@ use openraft::{
     EntryPayload, LogId, OptionalSend, Snapshot, SnapshotMeta, StorageIOError, StoredMembership,
 };
 
+use super::group::Group;
 use super::types::{
-    Applied, RaftEntry, RaftStorageError, SnapshotData, TypeConfig, decode_membership,
-    encode_membership, log_id, position, storage_error,
+    Applied, RaftEntry, RaftMembership, RaftStorageError, SnapshotData, TypeConfig,
+    decode_membership, encode_membership, log_id, position, storage_error,
 };
 use crate::error::StoreError;
 use crate::failure::Failure;
 use crate::keeper::Wake;
 use crate::mvcc::{self, Machine, apply::Command};
+use crate::wal::frame::Position;
 
 type Members = StoredMembership<u64, openraft::BasicNode>;
 
@@ -28,15 +30,22 @@ pub(crate) struct Applier {
     machine: Arc<Machine>,
     wake: Arc<Wake>,
     failure: Arc<Failure>,
+    group: Arc<Group>,
 }
 
 impl Applier {
     /// Over this state.
-    pub(crate) fn new(machine: Arc<Machine>, wake: Arc<Wake>, failure: Arc<Failure>) -> Self {
+    pub(crate) fn new(
+        machine: Arc<Machine>,
+        wake: Arc<Wake>,
+        failure: Arc<Failure>,
+        group: Arc<Group>,
+    ) -> Self {
         Self {
             machine,
             wake,
             failure,
+            group,
         }
     }
 
@@ -60,8 +69,57 @@ impl Applier {
         };
         Ok(Snapshot {
             meta,
-            snapshot: Box::new(SnapshotData { view: Some(view) }),
+            snapshot: Box::new(SnapshotData::View(view)),
         })
+    }
+
+    /// Turns entries into commands. A member that a new membership does not have any more is
+    /// removed.
+    fn commands<I>(&self, entries: I) -> Result<Vec<(Position, Command)>, StoreError>
+    where
+        I: IntoIterator<Item = RaftEntry>,
+    {
+        let mut commands = Vec::new();
+        let mut before: Option<RaftMembership> = None;
+        for entry in entries {
+            let command = match entry.payload {
+                EntryPayload::Blank => Command::Blank,
+                EntryPayload::Normal(proposal) => Command::Requests(proposal.requests),
+                EntryPayload::Membership(membership) => {
+                    let before = match before.replace(membership.clone()) {
+                        Some(before) => before,
+                        None => members(self.machine.applied_state()?.1)?
+                            .membership()
+                            .clone(),
+                    };
+                    let gone = before.nodes().map(|(id, _)| *id);
+                    Command::Membership {
+                        removed: gone
+                            .filter(|id| membership.get_node(id).is_none())
+                            .collect(),
+                        body: encode_membership(&membership)?,
+                    }
+                }
+            };
+            commands.push((position(entry.log_id), command));
+        }
+        Ok(commands)
+    }
+
+    /// Puts the state on disk. In a group the thread goes on meanwhile: heartbeats must not
+    /// wait for a disk.
+    async fn checkpoint(&self) -> Result<(), StoreError> {
+        if !self.group.has_peers() {
+            return self.machine.checkpoint();
+        }
+        let machine = Arc::clone(&self.machine);
+        tokio::task::spawn_blocking(move || machine.checkpoint())
+            .await
+            .unwrap_or_else(|error| {
+                Err(StoreError::Failed {
+                    cause: format!("checkpoint: {error}"),
+                })
+            })
     }
 }
 
@@ -91,20 +149,8 @@ impl RaftStateMachine<TypeConfig> for Applier {
         I: IntoIterator<Item = RaftEntry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let apply = || {
-            let mut commands = Vec::new();
-            for entry in entries {
-                let command = match entry.payload {
-                    EntryPayload::Blank => Command::Blank,
-                    EntryPayload::Normal(proposal) => Command::Requests(proposal.requests),
-                    EntryPayload::Membership(membership) => {
-                        Command::Membership(encode_membership(&membership)?)
-                    }
-                };
-                commands.push((position(entry.log_id), command));
-            }
-            self.machine.apply(commands)
-        };
+        let _writer = self.machine.writer().lock().await;
+        let apply = || self.machine.apply(self.commands(entries)?);
         let outcomes =
             apply().map_err(|error| self.fail(StorageIOError::write_state_machine, &error))?;
         if self.machine.leases().lock().take_news() {
@@ -128,19 +174,26 @@ impl RaftStateMachine<TypeConfig> for Applier {
         meta: &SnapshotMeta<u64, openraft::BasicNode>,
         snapshot: Box<SnapshotData>,
     ) -> Result<(), RaftStorageError> {
-        let install = || match &snapshot.view {
-            Some(view) => self.machine.install(view),
-            None => Err(StoreError::Failed {
-                cause: format!("snapshot {} was not received", meta.snapshot_id),
-            }),
+        let installed = {
+            let _writer = self.machine.writer().lock().await;
+            match &*snapshot {
+                SnapshotData::View(view) => self.machine.install(view),
+                SnapshotData::Received(path) => self.machine.install_received(path),
+                SnapshotData::Empty => Err(StoreError::Failed {
+                    cause: format!("snapshot {} was not received", meta.snapshot_id),
+                }),
+            }
         };
-        install().map_err(|error| {
+        let installed = installed.map_err(|error| {
             self.fail(
                 |source| StorageIOError::write_snapshot(Some(meta.signature()), source),
                 &error,
             )
-        })?;
-        self.wake.changed();
+        });
+        // The log waits for this before it lets go of what the snapshot replaces.
+        self.machine.expect_install(0);
+        installed?;
+        self.wake.now();
         Ok(())
     }
 
@@ -158,14 +211,17 @@ impl RaftStateMachine<TypeConfig> for Applier {
 
 impl RaftSnapshotBuilder<TypeConfig> for Applier {
     async fn build_snapshot(&mut self) -> Result<Snapshot<TypeConfig>, RaftStorageError> {
+        let _writer = self.machine.writer().lock().await;
         // The view first: the checkpoint then covers at least what it shows.
-        self.snapshot()
-            .and_then(|snapshot| self.machine.checkpoint().map(|()| snapshot))
-            .map_err(|error| {
-                self.fail(
-                    |source| StorageIOError::write_snapshot(None, source),
-                    &error,
-                )
-            })
+        let built = match self.snapshot() {
+            Ok(snapshot) => self.checkpoint().await.map(|()| snapshot),
+            Err(error) => Err(error),
+        };
+        built.map_err(|error| {
+            self.fail(
+                |source| StorageIOError::write_snapshot(None, source),
+                &error,
+            )
+        })
     }
 }

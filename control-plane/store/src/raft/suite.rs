@@ -5,6 +5,7 @@ use std::sync::Arc;
 use openraft::testing::{StoreBuilder, Suite};
 use tempfile::TempDir;
 
+use super::group::Group;
 use super::log::LogStore;
 use super::machine::Applier;
 use super::types::{RaftStorageError, TypeConfig};
@@ -30,15 +31,17 @@ impl StoreBuilder<TypeConfig, LogStore, Applier, TempDir> for Builder {
         let wal = Wal::open(dir.path(), 256, false).expect("log");
         let failure = Arc::new(Failure::default());
         let wake = Arc::new(Wake::default());
+        let group = Arc::new(Group::default());
         let log = LogStore::new(
             wal,
             Arc::clone(&machine),
             Arc::clone(&failure),
             Arc::clone(&wake),
+            Arc::clone(&group),
             u64::MAX,
         )
         .expect("log store");
-        Ok((dir, log, Applier::new(machine, wake, failure)))
+        Ok((dir, log, Applier::new(machine, wake, failure, group)))
     }
 }
 

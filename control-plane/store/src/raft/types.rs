@@ -3,7 +3,9 @@
 //! Watches and changes nothing.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use openraft::{
@@ -25,13 +27,41 @@ openraft::declare_raft_types!(
         NodeId = u64,
         Node = BasicNode,
         SnapshotData = SnapshotData,
+        AsyncRuntime = super::runtime::Untimed,
 );
 
+/// Says whether a proposal got into this member's log.
+pub(crate) type Appended = Arc<AtomicBool>;
+
 /// What one log entry proposes: a batch of requests.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub(crate) struct Proposal {
     pub(crate) requests: Arc<[Request]>,
+    /// Set by the log when it takes the entry; neither stored nor sent.
+    appended: Option<Appended>,
 }
+
+impl Proposal {
+    /// A batch; `appended` learns when it is in the log.
+    pub(crate) fn new(requests: Arc<[Request]>, appended: Option<Appended>) -> Self {
+        Self { requests, appended }
+    }
+
+    /// It is in the log.
+    pub(crate) fn appended(&self) {
+        if let Some(appended) = &self.appended {
+            appended.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl PartialEq for Proposal {
+    fn eq(&self, other: &Self) -> bool {
+        self.requests == other.requests
+    }
+}
+
+impl Eq for Proposal {}
 
 impl fmt::Debug for Proposal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,9 +79,7 @@ impl<'de> Deserialize<'de> for Proposal {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let bytes = Bytes::deserialize(deserializer)?;
         let requests = request::decode(bytes).map_err(de::Error::custom)?;
-        Ok(Self {
-            requests: requests.into(),
-        })
+        Ok(Self::new(requests.into(), None))
     }
 }
 
@@ -71,17 +99,25 @@ impl<'de> Deserialize<'de> for Applied {
     }
 }
 
-/// A snapshot: a consistent view of the state. Nothing is copied until it is installed.
+/// A snapshot.
 #[derive(Default)]
-pub(crate) struct SnapshotData {
-    pub(crate) view: Option<View>,
+pub(crate) enum SnapshotData {
+    /// None yet.
+    #[default]
+    Empty,
+    /// A consistent view of this member's state. Nothing is copied until it is sent.
+    View(View),
+    /// Another member's state, complete and on disk beside this member's own.
+    Received(PathBuf),
 }
 
 impl fmt::Debug for SnapshotData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SnapshotData")
-            .field("filled", &self.view.is_some())
-            .finish()
+        f.write_str(match self {
+            Self::Empty => "Empty",
+            Self::View(_) => "View",
+            Self::Received(_) => "Received",
+        })
     }
 }
 
@@ -128,9 +164,7 @@ pub(crate) fn decode_entry(entry: frame::Entry) -> Result<RaftEntry, StoreError>
         Payload::Blank => EntryPayload::Blank,
         Payload::Requests(bytes) => {
             let requests = request::decode(bytes).map_err(|error| undecodable(&error))?;
-            EntryPayload::Normal(Proposal {
-                requests: requests.into(),
-            })
+            EntryPayload::Normal(Proposal::new(requests.into(), None))
         }
         Payload::Membership(bytes) => EntryPayload::Membership(decode_membership(&bytes)?),
     };

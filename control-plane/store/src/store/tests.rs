@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use tokio::time::Instant;
 
 use super::*;
 use crate::key_value::{Compare, CompareOp, CompareTarget, Op, OpResponse, prefix_end};

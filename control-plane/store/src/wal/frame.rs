@@ -325,13 +325,15 @@ fn header_crc(format: u32, length: u32, body: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c_append(crc, &length.to_le_bytes()), body)
 }
 
-fn put_position(out: &mut BytesMut, position: Position) {
+/// Appends a position.
+pub(crate) fn put_position(out: &mut BytesMut, position: Position) {
     put_number(out, position.term);
     put_number(out, position.node);
     put_number(out, position.index);
 }
 
-fn take_position(input: &mut Bytes) -> Result<Position, DecodeError> {
+/// Takes a position.
+pub(crate) fn take_position(input: &mut Bytes) -> Result<Position, DecodeError> {
     Ok(Position {
         term: take_number(input)?,
         node: take_number(input)?,
@@ -339,13 +341,15 @@ fn take_position(input: &mut Bytes) -> Result<Position, DecodeError> {
     })
 }
 
-fn put_vote(out: &mut BytesMut, vote: Vote) {
+/// Appends a vote.
+pub(crate) fn put_vote(out: &mut BytesMut, vote: Vote) {
     put_number(out, vote.term);
     put_number(out, vote.node);
     out.put_u8(u8::from(vote.committed));
 }
 
-fn take_vote(input: &mut Bytes) -> Result<Vote, DecodeError> {
+/// Takes a vote.
+pub(crate) fn take_vote(input: &mut Bytes) -> Result<Vote, DecodeError> {
     Ok(Vote {
         term: take_number(input)?,
         node: take_number(input)?,
