@@ -121,6 +121,15 @@ fn drains(node: &Node) {
     let ip = node.field("service/web-api", "{.spec.clusterIP}");
     let address = SocketAddr::new(ip.parse().expect("a ClusterIP"), 80);
     node.wait("the page", |_| http::get(address).is_ok());
+    node.wait("the node's own words on it", |node| {
+        let events = node.fields(
+            "events --field-selector=involvedObject.kind=Node",
+            "{.items[*].reason}",
+        );
+        ["NodeNotSchedulable", "NodeSchedulable"]
+            .iter()
+            .all(|reason| events.iter().any(|event| event == reason))
+    });
     node.wait("a healthy budget", |node| {
         figure(node, "currentHealthy") == "3" && figure(node, "expectedPods") == "3"
     });

@@ -44,6 +44,8 @@ pub struct Heartbeat {
     state: ClusterState,
     clock: Clock,
     sent: Option<NodeStatus>,
+    /// Whether pods could be placed here when it was looked at last.
+    open: Option<bool>,
     greeted: bool,
 }
 
@@ -67,6 +69,7 @@ impl Heartbeat {
             state,
             clock,
             sent: None,
+            open: None,
             greeted: false,
         }
     }
@@ -173,6 +176,7 @@ impl Heartbeat {
 
     /// Sends the status when it is due or says something new; true when it was sent.
     async fn refresh(&mut self, due: bool) -> Result<bool, RequestError> {
+        self.tell_when_cordoned();
         // The control plane thought the node lost: that is what it has to hear the news of.
         if let Some(status) = self.state.node().and_then(|node| node.status.clone())
             && object::is_thought_lost(&status)
@@ -198,6 +202,26 @@ impl Heartbeat {
         }
         self.accepted(&status);
         Ok(true)
+    }
+
+    /// An Event when somebody cordoned the node, or uncordoned it.
+    fn tell_when_cordoned(&mut self) {
+        let Some(node) = self.state.node() else {
+            return;
+        };
+        let open = node
+            .spec
+            .as_ref()
+            .is_none_or(|spec| spec.unschedulable != Some(true));
+        if self.open.replace(open).is_some_and(|before| before != open) {
+            let reason = if open {
+                "NodeSchedulable"
+            } else {
+                "NodeNotSchedulable"
+            };
+            let message = format!("Node {} status is now: {reason}", self.config.facts.name);
+            self.events.node(Some(&node), false, reason, message);
+        }
     }
 
     /// The control plane has this status: Events of what changed, and readiness for all.
