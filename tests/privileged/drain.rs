@@ -1,10 +1,13 @@
 //! A node is taken out of service and put back: cordon, drain against a disruption budget,
-//! uncordon.
+//! uncordon. And one that was thought lost, deleted or moved.
 
 use std::net::SocketAddr;
+use std::process::Command;
+
+use nix::sys::signal::Signal;
 
 use crate::harness::http;
-use crate::harness::node::{Node, debian_kubectl, text, workspace};
+use crate::harness::node::{Node, debian_kubectl, run, text, workspace};
 
 const BUDGET: &str = r"
 apiVersion: policy/v1
@@ -186,4 +189,62 @@ fn a_node_that_was_thought_lost_says_that_it_is_there() {
             .sum::<u32>()
             >= 2
     });
+}
+
+#[test]
+fn a_deleted_node_joins_again_and_may_come_from_another_address() {
+    let Some(mut node) = Node::start() else {
+        return;
+    };
+    node.import_images();
+    let manifest = workspace().join("tests/manifests/web.yaml");
+    node.kubectl(&format!("apply -f {}", manifest.display()));
+    node.kubectl("rollout status deployment/web-api --timeout=60s");
+    let (pods, uid) = (ready(&node), node.field("node/node1", "{.metadata.uid}"));
+    let is_ready = |node: &Node| {
+        node.field(
+            "node/node1",
+            r#"{.status.conditions[?(@.type=="Ready")].status}"#,
+        ) == "True"
+    };
+
+    node.kubectl("delete node node1");
+    node.wait("another node of the name", |node| {
+        let now = node.field("node/node1", "{.metadata.uid}");
+        !now.is_empty() && now != uid && is_ready(node)
+    });
+    node.wait("the Events", |node| {
+        let events = node.fields(
+            "events --field-selector=involvedObject.kind=Node",
+            "{.items[*].reason}",
+        );
+        ["RemovingNode", "RegisteredNode"]
+            .iter()
+            .all(|reason| events.iter().any(|event| event == reason))
+    });
+    assert_eq!(ready(&node), pods, "it kept its pods");
+
+    node.signal(Signal::SIGTERM);
+    for words in [
+        "address add 198.19.0.7/24 dev up0",
+        "route replace default via 198.19.0.254 dev up0",
+        "address del 198.18.0.1/24 dev up0",
+    ] {
+        run(Command::new("ip").args(words.split(' ')));
+    }
+    node.up();
+    node.wait("the new address", |node| {
+        node.field(
+            "node/node1",
+            r#"{.status.addresses[?(@.type=="InternalIP")].address}"#,
+        ) == "198.19.0.7"
+            && is_ready(node)
+    });
+    node.wait("pods that say where they are", |node| {
+        node.fields("pods", "{.items[*].status.hostIP}") == ["198.19.0.7"; 3]
+    });
+    assert_eq!(ready(&node), pods, "the same pods");
+    let ip = node.field("service/web-api", "{.spec.clusterIP}");
+    let address = SocketAddr::new(ip.parse().expect("a ClusterIP"), 80);
+    node.wait("the page", |_| http::get(address).is_ok());
 }
