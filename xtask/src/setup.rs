@@ -11,8 +11,9 @@ use anyhow::{Context, Result, bail};
 use crate::command::{find, is_root, output, quiet, run};
 
 /// What any task may need: a program, and the Debian package that brings it.
-const NEEDS: [(&str, &str); 7] = [
+const NEEDS: [(&str, &str); 8] = [
     ("cc", "gcc"),
+    ("make", "make"),
     ("ip", "iproute2"),
     ("dpkg-deb", "dpkg"),
     ("qemu-system-x86_64", "qemu-system-x86"),
