@@ -11,6 +11,8 @@ use std::time::Duration;
 use pintle_api::server::DefaultTolerations;
 use pintle_controllers::NodeLife;
 
+/// The port that etcd uses for the same.
+const RAFT_PORT: u16 = 2380;
 /// How often a node's agent renews its Lease.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
@@ -29,6 +31,15 @@ pub struct ControlPlaneConfig {
     /// `--tls-san` and whatever else the serving certificate must be valid for: DNS names or
     /// addresses.
     pub more_names: Vec<String>,
+    /// `--raft-port`: where other servers reach this one's store, on the address of `bind`;
+    /// bound only when there are other servers, or are to be. 0 takes a free one.
+    pub raft_port: u16,
+    /// `--raft-advertise`: address other servers reach that port at; `None`: that of the API,
+    /// or `bind` when it is loopback.
+    pub raft_advertise: Option<IpAddr>,
+    /// The store waits to be added to the group of another server, instead of beginning a new
+    /// cluster. Remembered in the data directory.
+    pub joins: Option<Joins>,
     /// `--service-cidr`.
     pub service_cidr: Cidr,
     /// `--pod-cidr`.
@@ -60,6 +71,9 @@ impl Default for ControlPlaneConfig {
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 6443,
             advertise: None,
+            raft_port: RAFT_PORT,
+            raft_advertise: None,
+            joins: None,
             more_names: Vec::new(),
             service_cidr: Cidr::v4([10, 96, 0, 0], 16),
             pod_cidr: Cidr::v4([10, 244, 0, 0], 16),
@@ -71,6 +85,18 @@ impl Default for ControlPlaneConfig {
             default_tolerations: DefaultTolerations::default(),
         }
     }
+}
+
+/// The group that a new server joins, and as whom: what [`ControlPlane::add_member`] of one of
+/// its servers answered.
+///
+/// [`ControlPlane::add_member`]: crate::ControlPlane::add_member
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joins {
+    /// The cluster.
+    pub cluster_id: String,
+    /// The id of this server within the group.
+    pub member_id: u64,
 }
 
 /// A setting that cannot work, with the option that carries it.
@@ -303,6 +329,15 @@ impl ControlPlaneConfig {
     /// Whether no other machine can reach the API.
     pub fn is_loopback_only(&self) -> bool {
         self.bind.is_loopback()
+    }
+
+    /// The address other servers reach this one's store at.
+    pub fn raft_address(&self) -> IpAddr {
+        self.raft_advertise.unwrap_or(if self.bind.is_loopback() {
+            self.bind
+        } else {
+            self.advertise_address()
+        })
     }
 
     /// Host and port for clients on this machine, given the port that was bound.

@@ -22,6 +22,7 @@ pub mod join;
 pub mod kubeconfig;
 mod leader;
 mod node_keys;
+pub mod peers;
 pub mod pki;
 pub mod run;
 pub mod server;
@@ -32,7 +33,7 @@ mod testing;
 pub mod token;
 mod version_skew;
 
-pub use config::{Cidr, ControlPlaneConfig};
+pub use config::{Cidr, ControlPlaneConfig, Joins};
 pub use pintle_api::server::DefaultTolerations;
 pub use pintle_controllers::NodeLife;
 pub use run::{BuildError, ControlPlane, RunError};

@@ -8,6 +8,7 @@
 //!
 //! One file holds a key and its certificate, so that no crash can leave one without the other.
 
+pub(crate) mod member;
 mod subject;
 
 use std::net::IpAddr;

@@ -22,19 +22,21 @@ use pintle_proto::node::ClusterSettings;
 use pintle_proto::node::join_server::JoinServer as JoinService;
 use pintle_proto::node::node_session_server::NodeSessionServer;
 use pintle_scheduler::SchedulerConfig;
-use pintle_store::{Store, StoreConfig, StoreError};
+use pintle_store::{GrpcTransport, Member, Store, StoreConfig, StoreError, StoreHealth};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
-use crate::config::{ConfigError, ControlPlaneConfig};
+use crate::config::{ConfigError, ControlPlaneConfig, Joins};
 use crate::identity::{BoundTokenVerifier, IdentityEndpoints, Minter};
 use crate::join::JoinServer;
 use crate::kubeconfig::KubeconfigError;
 use crate::leader::while_leading;
 use crate::node_keys::NodeKeys;
+use crate::peers::{PeerError, PeerListener};
+use crate::pki::member::MemberCertificate;
 use crate::pki::{ADMIN_USER, Pki, PkiError, ServingNames};
 use crate::server::{self, Services};
 use crate::service_account::{ServiceAccountTokens, TokenError};
@@ -44,6 +46,8 @@ use crate::{clock, files, kubeconfig};
 
 /// The Kubernetes version that is served.
 pub const KUBERNETES_VERSION: &str = "v1.36.0+pintle";
+/// Pause before taking part in the group is tried again.
+const PART_RETRY: Duration = Duration::from_secs(2);
 /// How often the serving certificate is looked at.
 const RENEWAL_INTERVAL: Duration = Duration::from_hours(24);
 
@@ -91,6 +95,9 @@ pub enum BuildError {
         /// Why.
         source: StoreError,
     },
+    /// The port for other servers cannot be opened.
+    #[error(transparent)]
+    Peers(#[from] PeerError),
     /// The token signing key cannot be used.
     #[error(transparent)]
     Tokens(#[from] TokenError),
@@ -120,6 +127,8 @@ struct Inner {
     config: ControlPlaneConfig,
     address: SocketAddr,
     store: Store,
+    peers: PeerListener,
+    member_certificate: Arc<MemberCertificate>,
     api: ApiServer,
     pki: Arc<Pki>,
     join_tokens: Arc<JoinTokens>,
@@ -157,15 +166,6 @@ impl ControlPlane {
             path: config.data_dir.clone(),
             source,
         })?;
-        let store = Store::open(StoreConfig {
-            data_dir: state_dir.clone(),
-            ..StoreConfig::default()
-        })
-        .await
-        .map_err(|source| BuildError::Store {
-            path: config.data_dir.clone(),
-            source,
-        })?;
         let names = ServingNames::new(
             &config.cluster_domain,
             &config.node_name,
@@ -183,6 +183,7 @@ impl ControlPlane {
                 source,
             }
         })?;
+        let (store, peers, certificate) = open_store(&config, &pki).await?;
         let tokens = Arc::new(ServiceAccountTokens::new(
             &config.cluster_domain,
             pki.service_account_key(),
@@ -231,6 +232,8 @@ impl ControlPlane {
                 config,
                 address,
                 store,
+                peers,
+                member_certificate: certificate,
                 api,
                 pki: Arc::new(pki),
                 join_tokens: Arc::new(join_tokens),
@@ -258,7 +261,12 @@ impl ControlPlane {
         };
         let (api, stop) = (inner.api.clone(), shutdown.clone());
         tasks.spawn(async move { api.run(stop).await });
-        tasks.spawn(renew_certificates(Arc::clone(&inner.pki), shutdown.clone()));
+        tasks.spawn(renew_certificates(
+            Arc::clone(&inner.pki),
+            Arc::clone(&inner.member_certificate),
+            shutdown.clone(),
+        ));
+        tasks.spawn(take_part(self.clone(), shutdown.clone()));
         self.spawn_leader_work(&shutdown, &tasks);
         inner.ready.send_replace(true);
         tracing::info!(address = %inner.address, "the API is served");
@@ -266,6 +274,7 @@ impl ControlPlane {
         inner.ready.send_replace(false);
         tasks.close();
         tasks.wait().await;
+        inner.peers.close().await;
         inner.store.shutdown().await;
         Ok(())
     }
@@ -322,6 +331,27 @@ impl ControlPlane {
         kubeconfig::for_user(pki, &server, user, groups, life, clock::now())
     }
 
+    /// The servers of the cluster, as members of the store's group.
+    pub fn members(&self) -> Vec<Member> {
+        self.inner.store.members()
+    }
+
+    /// Adds a new server whose store will be reached at `address`, HOST:PORT; it follows at once
+    /// and votes once it has caught up. It must be started with what this answers.
+    pub async fn add_member(&self, address: &str) -> Result<Joins, PeerError> {
+        let inner = &self.inner;
+        inner.peers.advertise().await?;
+        Ok(Joins {
+            member_id: inner.store.add_member(address).await?,
+            cluster_id: inner.store.cluster_id().to_owned(),
+        })
+    }
+
+    /// Removes a server for ever; what it still sends is refused.
+    pub async fn remove_member(&self, id: u64) -> Result<(), PeerError> {
+        Ok(self.inner.store.remove_member(id).await?)
+    }
+
     /// What a node needs to know of the cluster.
     pub fn settings(&self) -> &ClusterSettings {
         &self.inner.settings
@@ -350,14 +380,12 @@ impl ControlPlane {
             "control plane",
             "store",
             health.failure.is_none() && health.leader.is_some(),
-            health.failure.clone().unwrap_or_else(|| {
-                format!(
-                    "revision {}, log {} KiB",
-                    health.revision,
-                    health.log_bytes / 1024
-                )
-            }),
-            "free disk space or repair the disk under --data-dir, then restart `pintle up`",
+            store_detail(&health),
+            if health.failure.is_some() {
+                "free disk space or repair the disk under --data-dir, then restart `pintle up`"
+            } else {
+                "start the other servers: more than half of them are needed"
+            },
         );
         let nodes = self.connected_nodes();
         let sessions = check(
@@ -437,6 +465,106 @@ impl ControlPlane {
     }
 }
 
+/// Opens the store and, when it is one of several, the port for the others; answers when it has
+/// what the API needs to start.
+async fn open_store(
+    config: &ControlPlaneConfig,
+    pki: &Pki,
+) -> Result<(Store, PeerListener, Arc<MemberCertificate>), BuildError> {
+    let path = || config.data_dir.clone();
+    let refused = |source| BuildError::Store {
+        path: path(),
+        source,
+    };
+    let tls = pki
+        .member_tls(clock::now())
+        .map_err(|source| BuildError::Pki {
+            path: path(),
+            source,
+        })?;
+    let mut store = StoreConfig {
+        data_dir: config.state_dir(),
+        ..StoreConfig::default()
+    };
+    if let Some(joins) = &config.joins {
+        store.join = true;
+        store.node_id = joins.member_id;
+        store.cluster_id = Some(joins.cluster_id.clone());
+    }
+    let transport = Arc::new(GrpcTransport::new(tls.client));
+    let store = Store::open_with(store, transport).await.map_err(refused)?;
+    let bind = SocketAddr::new(config.bind, config.raft_port);
+    let peers = PeerListener::new(store.clone(), tls.server, bind, config.raft_address());
+    if config.joins.is_some() || store.members().len() != 1 {
+        peers.open().await?;
+        wait_for_group(&store).await.map_err(refused)?;
+    }
+    Ok((store, peers, tls.certificate))
+}
+
+/// Waits until a quorum of the group is there and this member has what it has.
+async fn wait_for_group(store: &Store) -> Result<(), StoreError> {
+    loop {
+        match store.linearizable().await {
+            Ok(_) => return Ok(()),
+            Err(StoreError::NotLeader { .. }) => {
+                tracing::warn!("waiting for more than half of the servers to be there");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Makes this server's address known to the group and, when it is new, has it vote.
+async fn take_part(control_plane: ControlPlane, shutdown: CancellationToken) {
+    let inner = &control_plane.inner;
+    let id = inner.store.health().node_id;
+    let once = async || -> Result<(), PeerError> {
+        let members = inner.store.members();
+        if members.len() > 1 {
+            inner.peers.advertise().await?;
+        }
+        if members
+            .iter()
+            .any(|member| member.id == id && !member.voter)
+        {
+            inner.store.promote(id).await?;
+            tracing::info!("this server votes in the group");
+        }
+        Ok(())
+    };
+    while let Err(error) = once().await {
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "taking part in the group of servers"
+        );
+        let pause = shutdown.run_until_cancelled(tokio::time::sleep(PART_RETRY));
+        if pause.await.is_none() {
+            return;
+        }
+    }
+}
+
+fn store_detail(health: &StoreHealth) -> String {
+    if let Some(cause) = health.failure.as_ref().or(health.refused.as_ref()) {
+        return cause.clone();
+    }
+    let mut detail = format!(
+        "revision {}, log {} KiB",
+        health.revision,
+        health.log_bytes / 1024
+    );
+    if health.members > 1 {
+        let leader = match health.leader {
+            None => "no leader".to_owned(),
+            Some(id) if id == health.node_id => "leading".to_owned(),
+            Some(id) => format!("led by member {id}"),
+        };
+        detail.push_str(&format!(", {} members, {leader}", health.members));
+    }
+    detail
+}
+
 /// Binds the API's address and, where pods could not reach that one, the pod gateway's.
 fn listen(config: &ControlPlaneConfig) -> Result<(SocketAddr, Vec<TcpListener>), BuildError> {
     let wanted = SocketAddr::new(config.bind, config.port);
@@ -483,12 +611,22 @@ fn check_paths(config: &ControlPlaneConfig) -> Result<(), BuildError> {
     }
 }
 
-async fn renew_certificates(pki: Arc<Pki>, shutdown: CancellationToken) {
+async fn renew_certificates(
+    pki: Arc<Pki>,
+    member: Arc<MemberCertificate>,
+    shutdown: CancellationToken,
+) {
     while shutdown
         .run_until_cancelled(tokio::time::sleep(RENEWAL_INTERVAL))
         .await
         .is_some()
     {
+        if let Err(error) = pki.renew_member(&member, clock::now()) {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "renew the certificate for other servers"
+            );
+        }
         match pki.renew_serving(clock::now()) {
             Ok(true) => tracing::info!("the API's serving certificate was renewed"),
             Ok(false) => {}

@@ -12,7 +12,7 @@ pub struct StoreConfig {
     /// Directory that holds `identity.json`, `lock`, `state.redb` and `wal/`; created when
     /// missing. Other files in it are left alone.
     pub data_dir: PathBuf,
-    /// This member's id within the Raft group; never 0.
+    /// This member's id within the Raft group; 0 takes the one on disk, or 1 for a new store.
     pub node_id: u64,
     /// Address other members reach this one at; recorded in the membership.
     pub peer_address: String,
@@ -49,7 +49,7 @@ impl Default for StoreConfig {
     fn default() -> Self {
         Self {
             data_dir: PathBuf::from("/var/lib/pintle/control-plane"),
-            node_id: 1,
+            node_id: 0,
             peer_address: String::new(),
             join: false,
             cluster_id: None,

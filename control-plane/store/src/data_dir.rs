@@ -136,7 +136,7 @@ fn identity(root: &Path, config: &StoreConfig) -> Result<Identity, StoreError> {
             let identity = Identity {
                 format: FORMAT,
                 cluster_id: config.cluster_id.clone().unwrap_or_else(new_cluster_id),
-                node_id: config.node_id,
+                node_id: config.node_id.max(1),
                 joined: config.join,
             };
             write_identity(root, &path, &identity)?;
@@ -167,7 +167,7 @@ fn identity(root: &Path, config: &StoreConfig) -> Result<Identity, StoreError> {
     {
         return Err(foreign("cluster", expected.clone(), identity.cluster_id));
     }
-    if config.node_id != identity.node_id {
+    if config.node_id != 0 && config.node_id != identity.node_id {
         let found = identity.node_id.to_string();
         return Err(foreign("member", config.node_id.to_string(), found));
     }

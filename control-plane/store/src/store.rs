@@ -9,6 +9,8 @@ mod crash;
 #[cfg(test)]
 mod group;
 #[cfg(test)]
+mod linearizable;
+#[cfg(test)]
 mod nested;
 #[cfg(test)]
 mod simulation;
@@ -259,6 +261,19 @@ impl Store {
         self.change(MemberChange::Learner { id, address }).await
     }
 
+    /// Adds a new member that does not vote yet, and answers the id it must be started with.
+    pub async fn add_member(&self, address: &str) -> Result<u64, StoreError> {
+        // At random, so that two that are added at once do not get the same.
+        let id = u64::from(rand::random_range(2..=u32::MAX));
+        self.add_learner(id, address).await?;
+        Ok(id)
+    }
+
+    /// Makes this member known under `address`, should the group have another for it.
+    pub async fn advertise(&self, address: &str) -> Result<(), StoreError> {
+        self.inner.engine.advertise(address).await
+    }
+
     /// Makes a learner a voter once it has caught up, for which it waits a little.
     pub async fn promote(&self, id: u64) -> Result<(), StoreError> {
         self.change(MemberChange::Promote { id }).await
@@ -391,6 +406,10 @@ impl Running {
         stopped: watch::Receiver<bool>,
     ) -> Result<(Self, Inner), StoreError> {
         let data_dir = DataDir::open(config)?;
+        let config = &StoreConfig {
+            node_id: data_dir.identity().node_id,
+            ..config.clone()
+        };
         let group = Arc::new(group);
         let failure = Arc::new(Failure::default());
         let wake = Arc::new(Wake::default());

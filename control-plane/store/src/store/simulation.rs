@@ -331,11 +331,15 @@ pub(crate) async fn put(store: &Store, key: &str, value: &str) -> Result<Revisio
 /// Reads a key, linearizably.
 pub(crate) async fn get(store: &Store, key: &str) -> Result<Option<String>, StoreError> {
     store.linearizable().await?;
-    Ok(local(store, key))
+    read(store, key)
 }
 
 /// Reads a key of the local state.
 pub(crate) fn local(store: &Store, key: &str) -> Option<String> {
-    let kv = store.get(key.as_bytes()).unwrap()?;
-    Some(String::from_utf8(kv.value.to_vec()).unwrap())
+    read(store, key).unwrap()
+}
+
+fn read(store: &Store, key: &str) -> Result<Option<String>, StoreError> {
+    let kv = store.get(key.as_bytes())?;
+    Ok(kv.map(|kv| String::from_utf8(kv.value.to_vec()).unwrap()))
 }
