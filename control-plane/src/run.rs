@@ -549,20 +549,17 @@ fn store_detail(health: &StoreHealth) -> String {
     if let Some(cause) = health.failure.as_ref().or(health.refused.as_ref()) {
         return cause.clone();
     }
-    let mut detail = format!(
-        "revision {}, log {} KiB",
-        health.revision,
-        health.log_bytes / 1024
-    );
-    if health.members > 1 {
-        let leader = match health.leader {
-            None => "no leader".to_owned(),
-            Some(id) if id == health.node_id => "leading".to_owned(),
-            Some(id) => format!("led by member {id}"),
-        };
-        detail.push_str(&format!(", {} members, {leader}", health.members));
+    let (revision, log) = (health.revision, health.log_bytes / 1024);
+    if health.members <= 1 {
+        return format!("revision {revision}, log {log} KiB");
     }
-    detail
+    let leader = match health.leader {
+        None => "no leader".to_owned(),
+        Some(id) if id == health.node_id => "leading".to_owned(),
+        Some(id) => format!("led by member {id}"),
+    };
+    let members = health.members;
+    format!("revision {revision}, log {log} KiB, {members} members, {leader}")
 }
 
 /// Binds the API's address and, where pods could not reach that one, the pod gateway's.
