@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::simulation::{Cluster, get, local, put};
 use super::*;
 use crate::key_value::{Op, prefix_end};
+use crate::raft::snapshot::{Sink, Source};
 
 fn usual(_: &mut StoreConfig) {}
 
@@ -474,5 +475,44 @@ async fn a_learner_that_waits_never_forms_a_group() {
     cluster.crash(2).await;
     cluster.open(2).await.unwrap();
     assert!(!*cluster.stores[&2].leadership().borrow());
+    cluster.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_around_an_installation_leaves_the_old_state_or_the_new() {
+    let mut cluster = Cluster::start(3, 13, usual).await;
+    put(&cluster.stores[&1], "a", "old").await.unwrap();
+    cluster.settled(1).await;
+    for complete in [false, true] {
+        cluster.crash(3).await;
+        for at in 0..20 {
+            put(&cluster.stores[&1], "a", &at.to_string())
+                .await
+                .unwrap();
+        }
+        let machine = &cluster.stores[&1].inner.machine;
+        let view = machine.view().unwrap();
+        let last = view.state().unwrap().applied;
+        let incoming = cluster.directory(3).join("incoming.redb");
+        let mut source = Source::new(view);
+        let mut sink = Sink::create(incoming.clone()).unwrap();
+        loop {
+            source = source.at(sink.offset()).await.unwrap();
+            let Some(chunk) = source.chunk() else { break };
+            sink.write(chunk).unwrap();
+        }
+        if complete {
+            // Put in place, and the log not yet purged of what it replaces.
+            let path = sink.finish(last).unwrap();
+            std::fs::rename(path, cluster.directory(3).join("state.redb")).unwrap();
+        } else {
+            drop(sink);
+        }
+        cluster.open(3).await.unwrap();
+        assert!(!incoming.exists());
+        let newest = put(&cluster.stores[&2], "b", "1").await.unwrap();
+        cluster.settled(newest).await;
+        assert_eq!(local(&cluster.stores[&3], "a").as_deref(), Some("19"));
+    }
     cluster.shutdown().await;
 }

@@ -259,6 +259,11 @@ impl Cluster {
         store.shutdown().await;
     }
 
+    /// A member's directory.
+    pub(crate) fn directory(&self, id: u64) -> &Path {
+        self.directories[&id].path()
+    }
+
     /// Forgets a member's data.
     pub(crate) fn wipe(&mut self, id: u64) {
         self.directories.remove(&id);
