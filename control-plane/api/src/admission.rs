@@ -17,6 +17,7 @@ mod pod;
 mod service_account;
 
 pub(crate) use namespace::may_delete;
+pub(crate) use node::restrict_token;
 
 /// Admits a new object; answers the condition under which it may be written.
 pub(crate) fn admit_create(

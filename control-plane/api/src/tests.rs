@@ -28,6 +28,7 @@ mod deletion;
 mod evictions;
 mod informers;
 mod lists;
+mod nodes;
 mod services;
 mod subresources;
 mod watches;

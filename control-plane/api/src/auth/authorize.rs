@@ -44,19 +44,33 @@ const CONTROLLERS: &[&str] = &[
     "ttl-controller",
 ];
 
+/// Namespace of the nodes' Leases.
+const LEASES: &str = "kube-node-lease";
+
 /// Whether the user may do what the request asks, or 403.
 pub(crate) fn authorize(core: &Core, attributes: &Attributes) -> Result<(), Status> {
+    authorize_selection(core, attributes, "")
+}
+
+/// As [`authorize`], for a list or watch of what `field_selector` selects: a node may list what
+/// is its own.
+pub(crate) fn authorize_selection(
+    core: &Core,
+    attributes: &Attributes,
+    field_selector: &str,
+) -> Result<(), Status> {
     let user = &*attributes.user;
     let allowed = user.in_group(GROUP_MASTERS)
         || is_controller(user)
-        || (user.name == "system:kube-scheduler" && scheduler_may(attributes))
-        || user
-            .node_name()
-            .is_some_and(|node| node_may(core, attributes, node));
+        || (user.name == "system:kube-scheduler" && scheduler_may(attributes));
     if allowed {
         return Ok(());
     }
-    Err(forbidden(attributes))
+    match user.node_name() {
+        None => Err(forbidden(attributes, "")),
+        Some(node) => node_may(core, attributes, node, field_selector)
+            .map_err(|why| forbidden(attributes, &why)),
+    }
 }
 
 /// Whether the user may use a path that is no resource (discovery, health, metrics).
@@ -79,7 +93,7 @@ pub(crate) fn authorize_path(user: &UserInfo, verb: &str, path: &str) -> Result<
     ))
 }
 
-fn forbidden(attributes: &Attributes) -> Status {
+fn forbidden(attributes: &Attributes, why: &str) -> Status {
     let resource = &attributes.resource;
     let full = match &attributes.subresource {
         Some(subresource) => format!("{}/{subresource}", resource.plural),
@@ -89,11 +103,16 @@ fn forbidden(attributes: &Attributes) -> Status {
         Some(namespace) => format!("in the namespace {namespace:?}"),
         None => "at the cluster scope".to_owned(),
     };
+    let why = if why.is_empty() {
+        String::new()
+    } else {
+        format!(": {why}")
+    };
     Status::forbidden(
         &resource.group_resource(),
         attributes.name.as_deref().unwrap_or_default(),
         format!(
-            "User {:?} cannot {} resource {full:?} in API group {:?} {scope}",
+            "User {:?} cannot {} resource {full:?} in API group {:?} {scope}{why}",
             attributes.user.name,
             attributes.verb.as_str(),
             resource.group,
@@ -128,46 +147,108 @@ fn scheduler_may(attributes: &Attributes) -> bool {
     }
 }
 
-/// What the agent of `node` may do.
-fn node_may(core: &Core, attributes: &Attributes, node: &str) -> bool {
+/// What the agent of `node` may do, or why not: Kubernetes' node authoriser with its
+/// reasons (plugin/pkg/auth/authorizer/node).
+fn node_may(
+    core: &Core,
+    attributes: &Attributes,
+    node: &str,
+    field_selector: &str,
+) -> Result<(), String> {
     let verb = attributes.verb;
     let writes = matches!(verb, Verb::Create | Verb::Update | Verb::Patch);
     let name = attributes.name.as_deref();
+    let plain = |allowed: bool| {
+        if allowed { Ok(()) } else { Err(String::new()) }
+    };
+    let related = |is_related: bool| {
+        if is_related {
+            Ok(())
+        } else {
+            Err(format!(
+                "no relationship found between node '{node}' and this object"
+            ))
+        }
+    };
     match (
         attributes.resource.plural.as_ref(),
         attributes.subresource.as_deref(),
     ) {
-        ("nodes", None | Some("status")) => {
-            reads(verb) || (writes && name.is_none_or(|name| name == node))
-        }
+        ("nodes", None | Some("status")) => match (verb, name) {
+            // Admission sees to it that the new object is this node's.
+            (Verb::Create, _) => Ok(()),
+            (Verb::Get | Verb::Update | Verb::Patch, Some(name)) if name == node => Ok(()),
+            (Verb::Get, Some(other)) => Err(format!(
+                "node '{node}' cannot read '{other}', only its own Node object"
+            )),
+            (Verb::List | Verb::Watch, _) if selects(field_selector, "metadata.name", node) => {
+                Ok(())
+            }
+            (Verb::List | Verb::Watch, _) => Err(format!(
+                "node '{node}' cannot read all nodes, only its own Node object"
+            )),
+            (Verb::Update | Verb::Patch, Some(other)) => Err(format!(
+                "node '{node}' cannot modify '{other}', only its own Node object"
+            )),
+            _ => plain(false),
+        },
         ("pods", None) => match verb {
-            Verb::List | Verb::Watch | Verb::Create => true,
-            Verb::Get | Verb::Delete => on_node(core, attributes, node),
-            _ => false,
+            // Only mirror pods of this node pass admission.
+            Verb::Create => Ok(()),
+            Verb::List | Verb::Watch if selects(field_selector, "spec.nodeName", node) => Ok(()),
+            Verb::List | Verb::Watch => {
+                Err("can only list/watch pods with spec.nodeName field selector".to_owned())
+            }
+            Verb::Get | Verb::Delete => related(on_node(core, attributes, node)),
+            _ => plain(false),
         },
         ("pods", Some("status")) => {
-            matches!(verb, Verb::Get | Verb::Update | Verb::Patch)
-                && on_node(core, attributes, node)
+            plain(matches!(verb, Verb::Get | Verb::Update | Verb::Patch))?;
+            related(on_node(core, attributes, node))
         }
-        ("pods", Some("eviction")) => verb == Verb::Create && on_node(core, attributes, node),
-        ("services" | "endpoints" | "endpointslices", None) => reads(verb),
-        ("events", None) => writes,
+        ("pods", Some("eviction")) => {
+            plain(verb == Verb::Create)?;
+            related(on_node(core, attributes, node))
+        }
+        // What a kube-proxy on the node would read.
+        ("services" | "endpoints" | "endpointslices", None) => plain(reads(verb)),
+        ("events", None) => plain(writes),
         ("leases", None) => {
-            attributes.namespace.as_deref() == Some("kube-node-lease")
-                && (writes || verb == Verb::Get)
-                && name.is_none_or(|name| name == node)
+            plain(writes || matches!(verb, Verb::Get | Verb::Delete))?;
+            if attributes.namespace.as_deref() != Some(LEASES) {
+                return Err(format!(
+                    "can only access leases in the {LEASES:?} system namespace"
+                ));
+            }
+            if name.is_none_or(|name| name == node) {
+                Ok(())
+            } else {
+                Err(
+                    "can only access node lease with the same name as the requesting node"
+                        .to_owned(),
+                )
+            }
         }
-        ("secrets" | "configmaps", None) => {
-            verb == Verb::Get && name.is_some_and(|name| used(core, attributes, node, name))
-        }
-        ("serviceaccounts", None) => {
-            verb == Verb::Get && name.is_some_and(|name| used(core, attributes, node, name))
+        ("secrets" | "configmaps" | "serviceaccounts", None) => {
+            plain(verb == Verb::Get)?;
+            related(name.is_some_and(|name| used(core, attributes, node, name)))
         }
         ("serviceaccounts", Some("token")) => {
-            verb == Verb::Create && name.is_some_and(|name| used(core, attributes, node, name))
+            plain(verb == Verb::Create)?;
+            related(name.is_some_and(|name| used(core, attributes, node, name)))
         }
-        _ => false,
+        _ => plain(false),
     }
+}
+
+/// Whether a field selector lets only objects pass whose `field` is `value`.
+fn selects(field_selector: &str, field: &str, value: &str) -> bool {
+    field_selector.split(',').any(|term| {
+        term.trim()
+            .strip_prefix(field)
+            .and_then(|rest| rest.strip_prefix("==").or_else(|| rest.strip_prefix('=')))
+            == Some(value)
+    })
 }
 
 fn pod_prefix() -> String {
@@ -249,6 +330,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_selector_has_to_name_the_node() {
+        for (selector, wanted) in [
+            ("spec.nodeName=a", true),
+            ("status.phase=Running,spec.nodeName==a", true),
+            ("spec.nodeName!=a", false),
+            ("spec.nodeName=ab", false),
+            ("spec.nodeNames=a", false),
+            ("", false),
+        ] {
+            assert_eq!(
+                selects(selector, "spec.nodeName", "a"),
+                wanted,
+                "{selector}"
+            );
+        }
+    }
 
     #[test]
     fn a_pod_uses_what_its_spec_names() {

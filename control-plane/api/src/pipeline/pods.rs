@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::persist::Effects;
 use super::write::ATTEMPTS;
 use super::{Attributes, Core, Stored};
+use crate::admission::restrict_token;
 use crate::auth::authenticate::TokenSpec;
 use crate::clock::rfc3339;
 use crate::registry::strategy::pod;
@@ -138,6 +139,13 @@ impl Core {
             _ => Vec::new(),
         };
         let (bound_object, node) = self.bound_object(attributes, &request)?;
+        let uid = request.str_at(&["spec", "boundObjectRef", "uid"]);
+        restrict_token(
+            attributes,
+            bound_object.as_ref(),
+            uid.unwrap_or_default(),
+            node.as_ref().map(|(name, _)| name.as_str()),
+        )?;
         let issued = self.config().token_issuer.issue(&TokenSpec {
             namespace: attributes.namespace.clone().unwrap_or_default(),
             service_account: name.to_owned(),
@@ -171,7 +179,8 @@ impl Core {
         attributes: &Attributes,
         request: &Object,
     ) -> Result<(Option<(String, String, String)>, Option<(String, String)>), Status> {
-        let Some(reference) = request.get_path(&["spec", "boundObjectRef"]) else {
+        let reference = request.get_path(&["spec", "boundObjectRef"]);
+        let Some(reference) = reference.filter(|reference| !reference.is_null()) else {
             return Ok((None, None));
         };
         let text = |field: &str| reference[field].as_str().unwrap_or_default().to_owned();

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::persist::store_failed;
 use super::{Attributes, Core, Page, Stored, scale};
-use crate::auth::authorize::authorize;
+use crate::auth::authorize::{authorize, authorize_selection};
 use crate::registry::Resource;
 use crate::request::options::{ListOptions, VersionMatch, WatchOptions};
 use crate::storage::hub::{Entry, decode_entry};
@@ -63,7 +63,7 @@ impl Core {
         attributes: &Attributes,
         options: &ListOptions,
     ) -> Result<Page, Status> {
-        authorize(self, attributes)?;
+        authorize_selection(self, attributes, &options.field_selector)?;
         check_version_match(options, false)?;
         let filter = filter(attributes, options)?;
         if !options.continue_token.is_empty() {
@@ -188,7 +188,7 @@ impl Core {
         attributes: &Attributes,
         options: &WatchOptions,
     ) -> Result<ObjectWatch, Status> {
-        authorize(self, attributes)?;
+        authorize_selection(self, attributes, &options.list.field_selector)?;
         if options.send_initial_events.is_some() {
             check_initial_events(options)?;
         } else {
