@@ -1,13 +1,14 @@
 //! Pod networking: one veth pair per pod, addresses from the node's PodCIDR.
 //!
-//! Watches the pods the pod manager attaches and detaches, and the links the kernel has with
-//! this instance's mark. Changes interfaces, addresses, routes and neighbours in the host's
+//! Watches the pods the pod manager attaches and detaches, the other nodes, and the links the
+//! kernel has with this instance's mark. Changes interfaces, addresses, routes and neighbours in the host's
 //! and the pods' network namespaces, the masquerade table, the pod map of the BPF data path,
 //! and one lease file per pod under the state directory. Who reacts next: the pod's status,
 //! which carries the address; from there EndpointSlices and the service data path.
 
 mod cidr;
 mod ipam;
+mod monitor;
 mod netlink;
 mod netns;
 mod nft;
@@ -23,6 +24,7 @@ use std::time::Duration;
 
 pub use cidr::{Cidr, CidrError};
 pub use ipam::IpamError;
+pub use monitor::LinkMonitor;
 pub use netlink::NetlinkError;
 
 use node::Node;
@@ -60,6 +62,17 @@ pub struct PodNetwork {
     pub gateway: IpAddr,
     /// MTU of the pod's interface.
     pub mtu: u32,
+}
+
+/// The way to the pods of another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerRoute {
+    /// Name of the node.
+    pub name: String,
+    /// A share of its pods' addresses.
+    pub pods: Cidr,
+    /// Its address, on a link of this node.
+    pub address: Ipv4Addr,
 }
 
 /// Why the network of this node or of a pod cannot be made.
@@ -146,6 +159,13 @@ impl Network {
             });
         }
         Ok(())
+    }
+
+    /// Brings the routes to other nodes' pods to `peers`; those that are right already are not
+    /// touched. [`problem`](Self::problem) speaks of those that cannot be made.
+    pub async fn set_peers(&self, peers: Vec<PeerRoute>) -> Result<(), NetworkError> {
+        let node = self.node.clone();
+        blocking(move || node.set_peers(&peers)).await
     }
 
     /// Removes whatever belongs to pods other than `live`.

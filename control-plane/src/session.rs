@@ -48,7 +48,7 @@ use crate::join::{admits, peer_node, replaced};
 use crate::node_keys::NodeKeys;
 use crate::service_account::ServiceAccountTokens;
 use crate::version_skew;
-use feed::Feed;
+use feed::{Feed, NodeNames};
 use requests::Requests;
 use streams::PendingStreams;
 use view::View;
@@ -72,6 +72,7 @@ pub struct Sessions {
 struct Inner {
     nodes: Mutex<HashMap<String, NodeEntry>>,
     streams: Arc<PendingStreams>,
+    names: NodeNames,
 }
 
 #[derive(Debug, Default)]
@@ -257,7 +258,12 @@ impl NodeSession for SessionServer {
         let (client, sessions) = (self.client.clone(), self.sessions.clone());
         let stop = cancel.clone();
         tasks.spawn(async move {
-            let view = send_deltas(&client, &node, resumed, servers, &outbound, &stop).await;
+            let names = sessions.inner.names.clone();
+            let start = Feed::start(&client, &node, names, resumed);
+            let view = match stop.run_until_cancelled(start).await {
+                Some(feed) => send_deltas(feed, servers, &outbound, &stop).await,
+                None => View::default(),
+            };
             tracing::info!(node, "node session ended");
             sessions.leave(&node, number, view);
         });
@@ -308,19 +314,11 @@ async fn read_hello(inbound: &mut Streaming<AgentMessage>, node: &str) -> Result
 
 /// Sends what changes until the session ends; gives what the node knows then.
 async fn send_deltas(
-    client: &Client,
-    node: &str,
-    resumed: Option<View>,
+    mut feed: Feed,
     mut servers: watch::Receiver<Vec<String>>,
     outbound: &mpsc::Sender<Result<ServerMessage, Status>>,
     stop: &CancellationToken,
 ) -> View {
-    let Some(mut feed) = stop
-        .run_until_cancelled(Feed::start(client, node, resumed))
-        .await
-    else {
-        return View::default();
-    };
     loop {
         let permit = tokio::select! {
             () = stop.cancelled() => return feed.into_view(),

@@ -290,6 +290,30 @@ fn status_of(uid: &str, phase: &str) -> Body {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_hears_of_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (control_plane, shutdown) = start(dir.path(), 5).await;
+    let channel = join(&control_plane, "node-a").await;
+    let mut session = Session::open(&channel, hello(&control_plane, 0))
+        .await
+        .unwrap();
+    let admin = control_plane.client(UserInfo::apiserver());
+    let peer: Node = json(json!({"metadata": {"name": "node-b"},
+        "spec": {"podCIDR": "127.78.5.128/25", "podCIDRs": ["127.78.5.128/25"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]}}));
+    admin.create(&peer).await.unwrap();
+    let told = session.change(Resource::PeerNode, "node-b").await.unwrap();
+    assert_eq!(told["spec"]["podCIDR"], "127.78.5.128/25");
+    assert_eq!(told["status"]["addresses"][0]["address"], "192.0.2.7");
+    admin
+        .delete::<Node>(None, "node-b", &pintle_api::client::DeleteParams::default())
+        .await
+        .unwrap();
+    assert!(session.change(Resource::PeerNode, "node-b").await.is_none());
+    shutdown.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_joins_hears_of_its_pods_and_reports() {
     let dir = tempfile::tempdir().unwrap();
     let (control_plane, shutdown) = start(dir.path(), 1).await;

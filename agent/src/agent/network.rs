@@ -1,20 +1,23 @@
 //! Brings up what pods are connected by: pod network, Service data path, DNS.
 //!
-//! Watches the Node for its PodCIDR and the session's Services and EndpointSlices; builds the
-//! network once the range is known and hands changes to the data path and DNS. Reacts next:
-//! the pod workers, whose sandboxes wait for the network, and the heartbeat.
+//! Watches the Node for its PodCIDR, the other nodes, and the session's Services and
+//! EndpointSlices; builds the network once the range is known, keeps the routes to other nodes
+//! and hands changes to the data path and DNS. Reacts next: the pod workers, whose sandboxes
+//! wait for the network, and the heartbeat.
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{Agent, AgentError, Inner};
 use crate::describe;
 use crate::dns::{Dns, DnsConfig, DnsHandle};
-use crate::network::{Cidr, Network, NetworkConfig};
+use crate::network::{Cidr, LinkMonitor, Network, NetworkConfig, PeerRoute};
 use crate::pod::worker::Message;
 use crate::service::{DataPath, ServiceHandle, ServiceProxy};
 use crate::session::PodChange;
@@ -56,6 +59,10 @@ impl Agent {
                 && news.send(Message::Retry).is_err()
             {
                 tracing::debug!("the pod manager has stopped");
+            }
+            if let Some(network) = inner.network.get() {
+                let peers = follow_peers(&inner, &network);
+                shutdown.run_until_cancelled(Box::pin(peers)).await;
             }
             // The manager takes the end of this channel for nothing more than silence.
             shutdown.cancelled().await;
@@ -153,6 +160,74 @@ async fn build_network(inner: &Inner, ranges: &Ranges, own: Option<Cidr>, data_p
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(LAST_RETRY);
     }
+}
+
+/// Keeps the routes to the other nodes' pods: when nodes come, go or move, and when a link of
+/// this node went away with the routes over it and is back.
+async fn follow_peers(inner: &Inner, network: &Network) {
+    let mut peers = inner.state.watch_peers();
+    let mut links = match LinkMonitor::open(&inner.config.instance_id) {
+        Ok(links) => Some(links),
+        Err(error) => {
+            tracing::warn!(%error, "cannot hear of links that come and go");
+            None
+        }
+    };
+    loop {
+        peers.borrow_and_update();
+        // Before the first delta nothing is known, which is not the same as no peers.
+        if inner.state.revision() > 0 {
+            let routes = peer_routes(&inner.state.peers());
+            tracing::debug!(?routes, "routes to other nodes");
+            if let Err(error) = network.set_peers(routes).await {
+                tracing::error!("routes to other nodes: {}", describe::chain(&error));
+            }
+        }
+        let heard = async {
+            match &mut links {
+                Some(links) => links.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = peers.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            heard = heard => {
+                if let Err(error) = heard {
+                    tracing::warn!(%error, "cannot hear of links any more");
+                    links = None;
+                }
+            }
+        }
+    }
+}
+
+/// The ways to the pods of other nodes.
+fn peer_routes(peers: &[Arc<Node>]) -> Vec<PeerRoute> {
+    let mut routes = Vec::new();
+    for node in peers {
+        let addresses = node
+            .status
+            .iter()
+            .flat_map(|status| status.addresses.iter().flatten());
+        let address = addresses
+            .filter(|address| address.type_ == "InternalIP")
+            .find_map(|address| address.address.parse::<Ipv4Addr>().ok());
+        let (Some(address), Some(spec)) = (address, &node.spec) else {
+            continue;
+        };
+        let ranges = spec.pod_cidrs.iter().flatten().chain(&spec.pod_cidr);
+        let ranges: BTreeSet<Cidr> = ranges.filter_map(|range| range.parse().ok()).collect();
+        routes.extend(ranges.into_iter().map(|pods| PeerRoute {
+            name: node.metadata.name.clone().unwrap_or_default(),
+            pods,
+            address,
+        }));
+    }
+    routes
 }
 
 /// Builds the network and removes what pods had that are no more, before any pod is connected.

@@ -94,6 +94,9 @@ pub(super) enum Via {
     Link(u32),
     /// A gateway on that link.
     Gateway(Ipv4Addr, u32),
+    /// A neighbour on whichever link the kernel reaches it by. The metric tells whose route it
+    /// is.
+    Neighbour { address: Ipv4Addr, metric: u32 },
     /// Nowhere: senders are told at once. The metric tells whose route it is.
     Unreachable { metric: u32 },
 }
@@ -465,6 +468,13 @@ impl Route {
                     .attributes
                     .push(RouteAttribute::Gateway(RouteAddress::Inet(gateway)));
                 message.attributes.push(RouteAttribute::Oif(index));
+            }
+            Via::Neighbour { address, metric } => {
+                message.header.scope = RouteScope::Universe;
+                message
+                    .attributes
+                    .push(RouteAttribute::Gateway(RouteAddress::Inet(address)));
+                message.attributes.push(RouteAttribute::Priority(metric));
             }
             Via::Unreachable { metric } => {
                 message.header.kind = RouteType::Unreachable;

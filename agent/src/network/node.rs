@@ -7,6 +7,7 @@
 //! pt<instance>gw   bridge without ports; carries the gateway's and the DNS server's address
 //! <pod_cidr>       unreachable, unless a pod's own /32 route says otherwise
 //! <service_cidr>   unreachable: what is not a Service never leaves the node
+//! <podCIDR of a peer>  by way of that node's address: pods of other nodes
 //! ip_forward       on (and as it was before, after teardown)
 //! pintle-<instance>  nf_tables table that masquerades
 //! ```
@@ -16,7 +17,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
-use netlink_packet_route::route::{RouteAttribute, RouteMessage};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use parking_lot::Mutex;
 
 use super::cidr::Cidr;
@@ -26,7 +27,7 @@ use super::pod::{
     PodPlan, host_mac, host_route, link_alias, link_name, link_prefix, pod_mac, quiet_ipv6,
     remove_link,
 };
-use super::{NetworkConfig, NetworkError, PodNetwork, nft};
+use super::{NetworkConfig, NetworkError, PeerRoute, PodNetwork, nft};
 use crate::service::{DataPath, PodLink};
 
 /// MTU where no default route tells one.
@@ -43,6 +44,8 @@ pub(super) struct Node {
     gateway: Ipv4Addr,
     mtu: u32,
     problem: Option<String>,
+    /// Of routes to other nodes.
+    peer_problems: Mutex<Vec<String>>,
     state: Mutex<State>,
 }
 
@@ -78,6 +81,7 @@ impl Node {
             gateway,
             mtu,
             problem,
+            peer_problems: Mutex::default(),
             state: Mutex::new(State { netlink, ipam }),
         };
         node.adopt_pods()?;
@@ -93,7 +97,9 @@ impl Node {
     }
 
     pub(super) fn problem(&self) -> Option<String> {
-        self.problem.clone()
+        let mut problems = self.peer_problems.lock().clone();
+        problems.extend(self.problem.clone());
+        (!problems.is_empty()).then(|| problems.join("; "))
     }
 
     /// Tells the data path of the pods that are connected already.
@@ -188,6 +194,69 @@ impl Node {
             return Ok(());
         }
         Ok(remove_link(netlink, name)?)
+    }
+
+    /// Brings the routes to other nodes' pods to `peers`.
+    pub(super) fn set_peers(&self, peers: &[PeerRoute]) -> Result<(), NetworkError> {
+        let mut state = self.state.lock();
+        let netlink = &mut state.netlink;
+        let metric = route_metric(&self.config.instance_id);
+        let wanted: Vec<&PeerRoute> = peers
+            .iter()
+            .filter(|peer| {
+                // A node that claims what is not its to give would cut off this one's own pods.
+                self.config.cluster_cidr.contains(peer.pods.network())
+                    && peer.pods.prefix() >= self.config.cluster_cidr.prefix()
+                    && !peer.pods.overlaps(&self.config.pod_cidr)
+            })
+            .collect();
+        let mut present = Vec::new();
+        for route in netlink.routes()? {
+            if !is_own_route(&route, &self.config.instance_id)
+                || route.header.kind != RouteType::Unicast
+            {
+                continue;
+            }
+            let found = (destination(&route), gateway_of(&route));
+            let is_wanted = wanted
+                .iter()
+                .any(|peer| found == (peer.pods, Some(peer.address)));
+            if is_wanted {
+                present.push(found.0);
+            } else {
+                netlink.delete_listed_route(route)?;
+            }
+        }
+        let mut problems = Vec::new();
+        for peer in wanted {
+            if present.contains(&peer.pods) {
+                continue;
+            }
+            let added = netlink.add_route(&Route {
+                destination: peer.pods,
+                via: Via::Neighbour {
+                    address: peer.address,
+                    metric,
+                },
+                source: None,
+            });
+            match added {
+                Ok(()) => {
+                    tracing::info!(node = peer.name, pods = %peer.pods, via = %peer.address, "route to a node's pods");
+                }
+                Err(error) => problems.push(format!(
+                    "no route to the pods of node {} ({}): the kernel does not take {} for a neighbour ({}); hint: nodes must share a link, or give each the address it has there with --node-ip",
+                    peer.name, peer.pods, peer.address, error.source
+                )),
+            }
+        }
+        drop(state);
+        let mut known = self.peer_problems.lock();
+        for problem in problems.iter().filter(|problem| !known.contains(problem)) {
+            tracing::warn!("{problem}");
+        }
+        *known = problems;
+        Ok(())
     }
 
     pub(super) fn reconcile(&self, live: &HashSet<String>) -> Result<(), NetworkError> {
@@ -329,7 +398,11 @@ fn make_routes(netlink: &mut Netlink, config: &NetworkConfig) -> Result<(), Netw
         .flatten()
         .collect();
     for route in netlink.routes()? {
-        if is_own_route(&route, &config.instance_id) && !wanted.contains(&destination(&route)) {
+        // Routes to peers stay until the peers are known: a restart breaks no connection.
+        if is_own_route(&route, &config.instance_id)
+            && route.header.kind == RouteType::Unreachable
+            && !wanted.contains(&destination(&route))
+        {
             netlink.delete_listed_route(route)?;
         }
     }
@@ -344,7 +417,6 @@ fn make_routes(netlink: &mut Netlink, config: &NetworkConfig) -> Result<(), Netw
 }
 
 fn destination(route: &RouteMessage) -> Cidr {
-    use netlink_packet_route::route::RouteAddress;
     let network = route
         .attributes
         .iter()
@@ -354,6 +426,16 @@ fn destination(route: &RouteMessage) -> Cidr {
         })
         .unwrap_or(Ipv4Addr::UNSPECIFIED);
     Cidr::around(network, route.header.destination_prefix_length)
+}
+
+fn gateway_of(route: &RouteMessage) -> Option<Ipv4Addr> {
+    route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(*address),
+            _ => None,
+        })
 }
 
 /// Returns what is wrong when the kernel has no nf_tables; pods then reach only what has a

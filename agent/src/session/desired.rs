@@ -2,7 +2,7 @@
 //!
 //! Watches the Deltas of the session, changes the copy, and tells subscribers what changed.
 //! No I/O. Who reacts next: the pod manager ([`PodChange`]), the service data path and DNS
-//! ([`ClusterChange`]).
+//! ([`ClusterChange`]), the pod network ([`ClusterState::watch_peers`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::{ClusterChange, PodChange};
 
 /// The copy. Cheap to clone; clones are the same copy.
 #[derive(Clone, Debug, Default)]
-pub struct ClusterState(Arc<Mutex<Inner>>, watch::Sender<u64>);
+pub struct ClusterState(Arc<Mutex<Inner>>, watch::Sender<u64>, watch::Sender<u64>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -30,6 +30,10 @@ struct Inner {
     secrets: BTreeMap<String, Arc<Secret>>,
     config_maps: BTreeMap<String, Arc<ConfigMap>>,
     nodes: BTreeMap<String, Arc<Node>>,
+    /// The other nodes, as far as they are told of.
+    peers: BTreeMap<String, Arc<Node>>,
+    /// Counts changes of `peers`.
+    peer_changes: u64,
     cluster_subscribers: Vec<mpsc::UnboundedSender<ClusterChange>>,
     pod_subscribers: Vec<mpsc::UnboundedSender<PodChange>>,
 }
@@ -106,6 +110,16 @@ impl ClusterState {
         self.0.lock().nodes.values().next().cloned()
     }
 
+    /// The other nodes: names, InternalIPs and PodCIDRs.
+    pub fn peers(&self) -> Vec<Arc<Node>> {
+        self.0.lock().peers.values().cloned().collect()
+    }
+
+    /// Sees each change of [`peers`](Self::peers).
+    pub fn watch_peers(&self) -> watch::Receiver<u64> {
+        self.2.subscribe()
+    }
+
     /// Follows Services and EndpointSlices.
     pub fn subscribe_cluster(&self) -> mpsc::UnboundedReceiver<ClusterChange> {
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -151,6 +165,7 @@ impl ClusterState {
         let mut inner = self.0.lock();
         let mut cluster = Vec::new();
         let mut pods = Vec::new();
+        let peers_before = inner.peer_changes;
         if delta.snapshot {
             inner.drop_missing(delta, &mut cluster, &mut pods);
         }
@@ -162,7 +177,8 @@ impl ClusterState {
         } else {
             inner.revision.max(delta.revision)
         };
-        let changed = !cluster.is_empty() || !pods.is_empty();
+        let peers = inner.peer_changes;
+        let changed = !cluster.is_empty() || !pods.is_empty() || peers != peers_before;
         let endpoints_changed = cluster
             .iter()
             .any(|change| matches!(change, ClusterChange::EndpointSlice(..)));
@@ -181,6 +197,9 @@ impl ClusterState {
         if endpoints_changed {
             self.1.send_modify(|count| *count += 1);
         }
+        if peers != peers_before {
+            self.2.send_replace(peers);
+        }
         changed || delta.snapshot
     }
 
@@ -189,6 +208,7 @@ impl ClusterState {
         let inner = self.0.lock();
         let mut changes = Vec::new();
         encode(&mut changes, Resource::Node, &inner.nodes);
+        encode(&mut changes, Resource::PeerNode, &inner.peers);
         encode(&mut changes, Resource::Secret, &inner.secrets);
         encode(&mut changes, Resource::ConfigMap, &inner.config_maps);
         encode(&mut changes, Resource::Service, &inner.services);
@@ -319,6 +339,9 @@ impl Inner {
         if !missing(&mut self.nodes, delta, Resource::Node).is_empty() {
             pods.push(PodChange::Node(None));
         }
+        if !missing(&mut self.peers, delta, Resource::PeerNode).is_empty() {
+            self.peer_changes += 1;
+        }
     }
 
     fn change(
@@ -359,7 +382,11 @@ impl Inner {
                     pods.push(PodChange::Node(object));
                 }
             }
-            Resource::PeerNode => {}
+            Resource::PeerNode => {
+                if put(&mut self.peers, change).is_some() {
+                    self.peer_changes += 1;
+                }
+            }
             Resource::Unspecified => {
                 tracing::warn!(key, "change of a resource this agent does not know");
             }
@@ -448,6 +475,27 @@ mod tests {
         assert_eq!(copy.revision(), 7);
         assert_eq!(copy.pods(), state.pods());
         assert_eq!(copy.services("d"), state.services("d"));
+    }
+
+    #[test]
+    fn peers_are_followed_kept_and_forgotten() {
+        let state = ClusterState::new();
+        let mut seen = state.watch_peers();
+        let peer = r#"{"metadata":{"name":"b"},"spec":{"podCIDR":"10.244.1.0/24"}}"#;
+        assert!(state.apply(&delta(1, true, vec![change(Resource::PeerNode, "b", peer)])));
+        assert!(seen.has_changed().unwrap());
+        seen.mark_unchanged();
+        assert!(!state.apply(&delta(
+            2,
+            false,
+            vec![change(Resource::PeerNode, "b", peer)]
+        )));
+        assert!(!seen.has_changed().unwrap());
+        let copy = ClusterState::new();
+        copy.apply(&state.snapshot());
+        assert_eq!(copy.peers(), state.peers());
+        state.apply(&delta(3, true, Vec::new()));
+        assert!(seen.has_changed().unwrap() && state.peers().is_empty());
     }
 
     #[tokio::test]

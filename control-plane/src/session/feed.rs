@@ -1,13 +1,15 @@
 //! Feeds one node's [`View`] from the API's informers.
 //!
-//! Watches the node, its pods, every Service and EndpointSlice and the Secrets and ConfigMaps of
+//! Watches the node and the others, its pods, every Service and EndpointSlice and the Secrets and ConfigMaps of
 //! its pods; gives deltas. The session's writer ([`super`]) sends them to the agent.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use parking_lot::Mutex;
 use pintle_api::client::{Client, Informer, InformerEvent, InformerEvents, Kind, object_key};
 use pintle_proto::node::Delta;
 
@@ -16,6 +18,7 @@ use super::view::{Current, Source, View, Watched};
 /// The objects as the informers hold them, seen by one node.
 struct Objects {
     node: String,
+    names: NodeNames,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
     services: Informer<Service>,
@@ -57,12 +60,17 @@ impl Source for Objects {
     fn current(&self, kind: Watched, key: &str) -> Option<Current> {
         match kind {
             Watched::Node => encode(self.nodes.get(key)),
+            Watched::PeerNode => peer(&*self.nodes.get(key)?),
             Watched::Service => encode(self.services.get(key)),
             Watched::EndpointSlice => encode(self.endpoint_slices.get(key)),
             Watched::ConfigMap => encode(self.config_maps.get(key)),
             Watched::Secret => encode(self.secrets.get(key)),
             Watched::Pod => encode(self.pod(key)),
         }
+    }
+
+    fn name(&self, key: &str) -> Arc<str> {
+        self.names.get(key)
     }
 }
 
@@ -86,6 +94,46 @@ fn encode<K: Kind>(object: Option<Arc<K>>) -> Option<Current> {
     }
 }
 
+/// The names of all nodes, one copy each. Cheap to clone; clones are the same set.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NodeNames(Arc<Mutex<HashSet<Arc<str>>>>);
+
+impl NodeNames {
+    fn get(&self, name: &str) -> Arc<str> {
+        let mut names = self.0.lock();
+        if let Some(known) = names.get(name) {
+            return Arc::clone(known);
+        }
+        // Those that only this set holds are of nodes nobody is told of any more.
+        names.retain(|known| Arc::strong_count(known) > 1);
+        let new: Arc<str> = name.into();
+        names.insert(Arc::clone(&new));
+        new
+    }
+}
+
+/// A node as its peers see it. The same however often its status is refreshed, so that a
+/// heartbeat of one node is not sent to all others.
+fn peer(node: &Node) -> Option<Current> {
+    let spec = node.spec.as_ref()?;
+    let addresses: Vec<_> = node
+        .status
+        .iter()
+        .flat_map(|status| status.addresses.iter().flatten())
+        .filter(|address| address.type_ == "InternalIP")
+        .collect();
+    let object = serde_json::json!({
+        "metadata": {"name": node.metadata.name, "uid": node.metadata.uid},
+        "spec": {"podCIDR": spec.pod_cidr, "podCIDRs": spec.pod_cidrs},
+        "status": {"addresses": addresses},
+    })
+    .to_string();
+    Some(Current {
+        version: object.clone(),
+        object: Bytes::from(object),
+    })
+}
+
 /// The feed of one session.
 pub(super) struct Feed {
     objects: Objects,
@@ -101,9 +149,15 @@ pub(super) struct Feed {
 
 impl Feed {
     /// Starts from nothing, or from the view an earlier session of the node ended with.
-    pub(super) async fn start(client: &Client, node: &str, resumed: Option<View>) -> Self {
+    pub(super) async fn start(
+        client: &Client,
+        node: &str,
+        names: NodeNames,
+        resumed: Option<View>,
+    ) -> Self {
         let objects = Objects {
             node: node.to_owned(),
+            names,
             nodes: client.informer(),
             pods: client.informer(),
             services: client.informer(),
@@ -185,6 +239,8 @@ impl Feed {
     fn node_event(&mut self, event: &InformerEvent<Node>) {
         if key(event).as_deref() == Some(self.objects.node.as_str()) {
             self.touch(Watched::Node, event);
+        } else {
+            self.touch(Watched::PeerNode, event);
         }
     }
 
@@ -201,5 +257,37 @@ fn key<K: Kind>(event: &InformerEvent<K>) -> Option<String> {
         | InformerEvent::Deleted(object)
         | InformerEvent::Updated { new: object, .. } => Some(object_key(object.metadata())),
         InformerEvent::Synced => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_is_told_anew_only_when_the_way_to_it_changes() {
+        let node = |version: &str, ready: &str, address: &str| -> Node {
+            serde_json::from_value(json!({
+                "metadata": {"name": "b", "uid": "u", "resourceVersion": version},
+                "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]},
+                "status": {
+                    "addresses": [
+                        {"type": "InternalIP", "address": address},
+                        {"type": "Hostname", "address": "b"},
+                    ],
+                    "conditions": [{"type": "Ready", "status": ready}],
+                },
+            }))
+            .unwrap()
+        };
+        let first = peer(&node("1", "True", "192.0.2.2")).unwrap();
+        let beat = peer(&node("2", "False", "192.0.2.2")).unwrap();
+        let moved = peer(&node("3", "True", "192.0.2.3")).unwrap();
+        assert_eq!(first.version, beat.version);
+        assert_ne!(first.version, moved.version);
+        let told: Node = serde_json::from_slice(&first.object).unwrap();
+        assert_eq!(told.status.unwrap().addresses.unwrap().len(), 1);
     }
 }

@@ -7,7 +7,9 @@
 //! Keys, never objects, are queued: a key that changes ten times before the node can take the
 //! next delta is sent once.
 
+use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -21,6 +23,8 @@ use super::references::References;
 pub(super) enum Watched {
     /// The node's own object.
     Node,
+    /// The other nodes, as far as routes to their pods need them.
+    PeerNode,
     /// Every Service.
     Service,
     /// Every EndpointSlice.
@@ -37,6 +41,7 @@ impl Watched {
     fn resource(self) -> Resource {
         match self {
             Self::Node => Resource::Node,
+            Self::PeerNode => Resource::PeerNode,
             Self::Service => Resource::Service,
             Self::EndpointSlice => Resource::EndpointSlice,
             Self::ConfigMap => Resource::ConfigMap,
@@ -48,7 +53,7 @@ impl Watched {
 
 /// An object as it is now.
 pub(super) struct Current {
-    /// metadata.resourceVersion (with the uid it names this state uniquely).
+    /// Names this state uniquely: uid and metadata.resourceVersion, or all that is sent.
     pub(super) version: String,
     /// JSON.
     pub(super) object: Bytes,
@@ -60,12 +65,16 @@ pub(super) trait Source {
     fn pod(&self, key: &str) -> Option<Arc<Pod>>;
     /// Any object; pods of other nodes are as good as absent.
     fn current(&self, kind: Watched, key: &str) -> Option<Current>;
+    /// The name of a node, shared by all views: each of n nodes is told of n others.
+    fn name(&self, key: &str) -> Arc<str>;
 }
 
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(super) struct View {
     sent: HashMap<(Watched, String), String>,
+    /// The same for other nodes, with a hash of the version.
+    peers: HashMap<Arc<str>, u64>,
     dirty: BTreeSet<(Watched, String)>,
     pods: HashMap<String, References>,
     /// How many of the node's pods use a ConfigMap or Secret.
@@ -90,7 +99,7 @@ impl View {
         let relevant = match kind {
             Watched::ConfigMap | Watched::Secret => self.uses.contains_key(&entry),
             Watched::Pod => self.sent.contains_key(&entry) || source.pod(key).is_some(),
-            Watched::Node | Watched::Service | Watched::EndpointSlice => true,
+            Watched::Node | Watched::PeerNode | Watched::Service | Watched::EndpointSlice => true,
         };
         if relevant {
             self.dirty.insert(entry);
@@ -100,6 +109,35 @@ impl View {
     /// Makes everything the node knows subject to comparison: used when a session resumes.
     pub(super) fn touch_all_sent(&mut self) {
         self.dirty.extend(self.sent.keys().cloned());
+        let peers = self.peers.keys();
+        self.dirty
+            .extend(peers.map(|name| (Watched::PeerNode, name.to_string())));
+    }
+
+    /// Notes what the node is told; false when it knows that already. `None` is a deletion.
+    fn tell(
+        &mut self,
+        kind: Watched,
+        key: &str,
+        version: Option<String>,
+        source: &dyn Source,
+    ) -> bool {
+        match (kind, version) {
+            (Watched::PeerNode, Some(version)) => {
+                let mut hasher = DefaultHasher::new();
+                version.hash(&mut hasher);
+                let version = hasher.finish();
+                self.peers.insert(source.name(key), version) != Some(version)
+            }
+            (Watched::PeerNode, None) => self.peers.remove(key).is_some(),
+            (_, Some(version)) => {
+                let sent = self.sent.entry((kind, key.to_owned())).or_default();
+                let is_news = *sent != version;
+                *sent = version;
+                is_news
+            }
+            (_, None) => self.sent.remove(&(kind, key.to_owned())).is_some(),
+        }
     }
 
     /// The difference, with `store_revision` as the revision unless that would not advance.
@@ -124,18 +162,13 @@ impl View {
             } else {
                 None
             };
-            let object = match current {
-                Some(current) => {
-                    let sent = self.sent.entry((kind, key.clone())).or_default();
-                    if *sent == current.version {
-                        continue;
-                    }
-                    *sent = current.version;
-                    current.object
-                }
-                None if self.sent.remove(&(kind, key.clone())).is_some() => Bytes::new(),
-                None => continue,
+            let (version, object) = match current {
+                Some(current) => (Some(current.version), current.object),
+                None => (None, Bytes::new()),
             };
+            if !self.tell(kind, &key, version, source) {
+                continue;
+            }
             changes.push(Change {
                 resource: kind.resource().into(),
                 key,
@@ -253,6 +286,23 @@ mod tests {
                 version,
             })
         }
+
+        fn name(&self, key: &str) -> Arc<str> {
+            key.into()
+        }
+    }
+
+    #[test]
+    fn peers_are_told_once_and_their_end_too_after_a_resume() {
+        let (mut world, mut view) = (World::default(), View::default());
+        world.set(Watched::PeerNode, "b", "1");
+        view.touch(Watched::PeerNode, "b", &world);
+        assert_eq!(shown(view.compose(&world, 1, true)), ["b=1"]);
+        view.touch(Watched::PeerNode, "b", &world);
+        assert_eq!(view.compose(&world, 2, false), None);
+        world.others.clear();
+        view.touch_all_sent();
+        assert_eq!(shown(view.compose(&world, 3, false)), ["b="]);
     }
 
     fn shown(delta: Option<Delta>) -> Vec<String> {

@@ -255,6 +255,137 @@ fn traffic_out_of_the_cluster_has_the_nodes_address() {
     assert_eq!(a.ask((far, 80)).unwrap(), near.to_string());
 }
 
+/// Another node: a namespace with a pod network of its own, on the same link.
+#[test]
+fn pods_of_two_nodes_reach_each_other_with_their_own_addresses() {
+    if !is_root() {
+        return;
+    }
+    let states = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let hosts = [Namespace::new(), Namespace::new()];
+    let pods = [Namespace::new(), Namespace::new()];
+    let addresses = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
+    let ranges: [Cidr; 2] = [
+        "10.244.7.0/24".parse().unwrap(),
+        "10.244.8.0/24".parse().unwrap(),
+    ];
+    let path = hosts[1].path.clone();
+    hosts[0].run(move || {
+        let netns = File::open(path).unwrap();
+        let pair = VethPair {
+            host_name: "uplink",
+            host_mac: host_mac(addresses[0]),
+            pod_name: "eth0",
+            pod_mac: pod_mac(addresses[0]),
+            pod_netns: netns.as_raw_fd(),
+            mtu: 1_500,
+        };
+        Netlink::open().unwrap().add_veth(&pair).unwrap();
+    });
+    let mut nodes = Vec::new();
+    let mut pod_addresses = Vec::new();
+    for at in 0..2 {
+        let (own, other) = (addresses[at], addresses[1 - at]);
+        hosts[at].run(move || {
+            let name = if at == 0 { "uplink" } else { "eth0" };
+            connect_outside(&mut Netlink::open().unwrap(), name, own, other);
+        });
+        let config = NetworkConfig {
+            pod_cidr: ranges[at],
+            ..config(states[at].path())
+        };
+        let node = hosts[at].run(move || std::sync::Arc::new(Node::build(config, None).unwrap()));
+        pod_addresses.push(attach(&hosts[at], &node, "uid", &pods[at]));
+        pods[at].serve(80);
+        nodes.push(node);
+    }
+    let set = |at: usize, peers: Vec<PeerRoute>| {
+        let node = nodes[at].clone();
+        hosts[at].run(move || node.set_peers(&peers).unwrap());
+    };
+    let peer = |of: usize| PeerRoute {
+        name: format!("node{of}"),
+        pods: ranges[of],
+        address: addresses[of],
+    };
+    // What is not a peer's to give is not taken.
+    let greedy = PeerRoute {
+        pods: "10.0.0.0/8".parse().unwrap(),
+        ..peer(1)
+    };
+    let thief = PeerRoute {
+        pods: ranges[0],
+        ..peer(1)
+    };
+    let far = PeerRoute {
+        pods: "10.244.9.0/24".parse().unwrap(),
+        address: Ipv4Addr::new(203, 0, 113, 9),
+        ..peer(1)
+    };
+    set(0, vec![peer(1), greedy, thief, far]);
+    let problem = nodes[0].problem().unwrap();
+    assert!(problem.contains("nodes must share a link"), "{problem}");
+    set(0, vec![peer(1)]);
+    set(1, vec![peer(0)]);
+    for at in 0..2 {
+        let answer = pods[at].ask((pod_addresses[1 - at], 80)).unwrap();
+        assert_eq!(answer, pod_addresses[at].to_string(), "not masqueraded");
+    }
+    let answer = hosts[0].ask((pod_addresses[1], 80)).unwrap();
+    assert_eq!(answer, addresses[0].to_string(), "host to pod");
+
+    let peer_routes = |at: usize| {
+        hosts[at].run(|| {
+            let routes = Netlink::open().unwrap().routes().unwrap();
+            routes
+                .into_iter()
+                .filter(|route| {
+                    is_own_route(route, INSTANCE) && route.header.kind == RouteType::Unicast
+                })
+                .count()
+        })
+    };
+    assert_eq!(peer_routes(0), 1);
+    // A restart leaves them, a node that is gone does not, and nor does `down`.
+    let again = NetworkConfig {
+        pod_cidr: ranges[0],
+        ..config(states[0].path())
+    };
+    hosts[0].run(move || drop(Node::build(again, None).unwrap()));
+    assert_eq!(peer_routes(0), 1);
+    set(0, Vec::new());
+    assert_eq!(peer_routes(0), 0);
+    let path = states[1].path().to_owned();
+    hosts[1].run(move || cleanup(INSTANCE, &path).unwrap());
+    assert_eq!(peer_routes(1), 0);
+}
+
+#[test]
+fn a_link_that_comes_back_is_heard_of_and_a_pods_is_not() {
+    if !is_root() {
+        return;
+    }
+    let host = Namespace::new();
+    host.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let mut monitor = crate::network::LinkMonitor::open(INSTANCE).unwrap();
+            let mut netlink = Netlink::open().unwrap();
+            netlink
+                .add_bridge(&format!("{}x", link_prefix(INSTANCE)))
+                .unwrap();
+            let heard = tokio::time::timeout(Duration::from_millis(50), monitor.changed());
+            assert!(heard.await.is_err(), "a link of ours");
+            netlink.add_bridge("other").unwrap();
+            let heard = tokio::time::timeout(WAIT, monitor.changed());
+            heard.await.unwrap().unwrap();
+        });
+    });
+}
+
 fn connect_outside(netlink: &mut Netlink, name: &str, own: Ipv4Addr, other: Ipv4Addr) {
     let link = netlink.link(name).unwrap().unwrap();
     netlink.set_up(link.index).unwrap();
