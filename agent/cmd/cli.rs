@@ -21,7 +21,9 @@ use crate::duration;
         pintle up                                  a whole cluster on this machine, as root\n  \
         export KUBECONFIG=/etc/pintle/admin.kubeconfig\n  \
         kubectl apply -f web.yaml                  in another terminal\n  \
-        pintle status                              what runs, and what is wrong"
+        pintle status                              what runs, and what is wrong\n\n\
+        More machines: `pintle up --bind ADDR` here, then `pintle token create`, which prints the\n\
+        command that makes another machine a node of this cluster."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -60,6 +62,12 @@ pub(crate) enum Command {
     /// Runs in the foreground and prints `ready` when the node is Ready. Stop it with Ctrl-C or
     /// SIGTERM: pods keep running, and the next `pintle up` adopts them. `pintle down` stops them.
     Up(Box<Up>),
+    /// Start this machine as a node of a cluster that runs elsewhere
+    ///
+    /// The first time give --join and --token, which `pintle token create` prints on a server.
+    /// Later starts need neither. Like `pintle up`, it runs in the foreground, prints `ready`, and
+    /// leaves pods running when it ends; `down`, `reset`, `status` and `image` work as there.
+    Agent(Box<Agent>),
     /// Stop the node and its pods and remove every trace on the host; keep the data
     Down,
     /// Like `down`, and delete the data directory: the cluster is gone
@@ -107,8 +115,18 @@ pub(crate) struct Up {
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Address the API listens on [default: 127.0.0.1]
+    ///
+    /// For a cluster of several machines give an address that the others reach this one at, or
+    /// 0.0.0.0 for all of this machine's.
     #[arg(long, value_name = "ADDR")]
     pub(crate) bind: Option<IpAddr>,
+    /// Address at which other machines and pods reach the API [default: --bind, or with 0.0.0.0
+    /// the node's address]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) advertise: Option<IpAddr>,
+    /// Another name or address the API's certificate is to be valid for; may be repeated
+    #[arg(long = "tls-san", value_name = "NAME")]
+    pub(crate) tls_sans: Vec<String>,
     /// Port the API listens on [default: 6443]
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<u16>,
@@ -127,6 +145,34 @@ pub(crate) struct Up {
     /// Domain of the cluster's names [default: cluster.local]
     #[arg(long, value_name = "DOMAIN")]
     pub(crate) cluster_domain: Option<String>,
+    /// Settings in YAML; the README lists them
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Return when the node is Ready and leave it running in the background
+    #[arg(long)]
+    pub(crate) detach: bool,
+}
+
+/// `pintle agent`.
+#[derive(Debug, Args)]
+pub(crate) struct Agent {
+    /// A server of the cluster to join
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) join: Option<String>,
+    /// Token to join with; the environment keeps it out of the list of processes
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "PINTLE_TOKEN",
+        hide_env_values = true
+    )]
+    pub(crate) token: Option<String>,
+    /// Name of this node [default: the host name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+    /// Address of this node [default: the one it reaches the server from]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) node_ip: Option<IpAddr>,
     /// Settings in YAML; the README lists them
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

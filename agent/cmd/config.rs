@@ -9,10 +9,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pintle_agent::node::object::may_label;
+use pintle_agent::session::membership::Membership;
 use pintle_control_plane::{Cidr, ControlPlaneConfig, DefaultTolerations, NodeLife};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{Instance, Up};
+use crate::cli::{Agent, Instance, Up};
+use crate::duration;
 
 /// The config file; every field may be left out. Unknown fields are refused.
 #[derive(Debug, Default, Deserialize)]
@@ -20,6 +23,10 @@ use crate::cli::{Instance, Up};
 pub(crate) struct ConfigFile {
     kubeconfig: Option<PathBuf>,
     bind: Option<IpAddr>,
+    advertise: Option<IpAddr>,
+    #[serde(default)]
+    tls_sans: Vec<String>,
+    node_certificate_life: Option<String>,
     port: Option<u16>,
     node_name: Option<String>,
     node_ip: Option<IpAddr>,
@@ -105,13 +112,32 @@ struct Dns {
     upstreams: Vec<SocketAddr>,
 }
 
-/// Everything `pintle up` needs to know, complete and checked.
+/// What an instance is to its cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Role {
+    /// `pintle up`: control plane and node.
+    #[default]
+    Server,
+    /// `pintle agent`: a node of a cluster that runs elsewhere.
+    Agent,
+}
+
+/// Everything `pintle up` or `pintle agent` needs to know, complete and checked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Settings {
+    #[serde(default)]
+    pub(crate) role: Role,
     pub(crate) data_dir: PathBuf,
     pub(crate) run_dir: PathBuf,
     pub(crate) kubeconfig: PathBuf,
     pub(crate) bind: IpAddr,
+    #[serde(default)]
+    pub(crate) advertise: Option<IpAddr>,
+    #[serde(default)]
+    pub(crate) tls_sans: Vec<String>,
+    #[serde(default)]
+    pub(crate) node_certificate_life: Option<Duration>,
     pub(crate) port: u16,
     pub(crate) node_name: String,
     pub(crate) node_ip: Option<IpAddr>,
@@ -150,6 +176,10 @@ pub(crate) enum ConfigError {
         value: String,
         reason: String,
     },
+    #[error("{field}: {reason}")]
+    Field { field: &'static str, reason: String },
+    #[error("--config {path}: {field} is for servers only; the cluster decides it for its nodes")]
+    ServerOnly { path: PathBuf, field: &'static str },
     #[error(transparent)]
     ControlPlane(#[from] pintle_control_plane::config::ConfigError),
     #[error("the host name cannot be read; give one with --node-name")]
@@ -176,7 +206,14 @@ impl Settings {
             Some(name) => name,
             None => host_name()?,
         };
+        let life = file.node_certificate_life.as_deref().map(|text| {
+            duration::parse(text).map_err(|reason| ConfigError::Field {
+                field: "nodeCertificateLife",
+                reason,
+            })
+        });
         let settings = Self {
+            role: Role::Server,
             data_dir: absolute("data-dir", &instance.data_dir)?,
             run_dir: absolute("run-dir", &instance.run_dir)?,
             kubeconfig: absolute(
@@ -187,6 +224,9 @@ impl Settings {
                     .unwrap_or(defaults.kubeconfig),
             )?,
             bind: up.bind.or(file.bind).unwrap_or(defaults.bind),
+            advertise: up.advertise.or(file.advertise),
+            tls_sans: [up.tls_sans.clone(), file.tls_sans].concat(),
+            node_certificate_life: life.transpose()?,
             port: up.port.or(file.port).unwrap_or(defaults.port),
             node_name,
             node_ip: up.node_ip.or(file.node_ip),
@@ -217,9 +257,66 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Those of an agent: what the cluster decides comes from the membership.
+    pub(crate) fn of_member(
+        instance: &Instance,
+        agent: &Agent,
+        file: ConfigFile,
+        membership: &Membership,
+    ) -> Result<Self, ConfigError> {
+        let cluster = |field: &'static str, value: &str| -> Result<Cidr, ConfigError> {
+            value
+                .parse()
+                .map_err(
+                    |error: pintle_control_plane::config::CidrParseError| ConfigError::Field {
+                        field,
+                        reason: error.to_string(),
+                    },
+                )
+        };
+        let defaults = ControlPlaneConfig::default();
+        let settings = Self {
+            role: Role::Agent,
+            data_dir: absolute("data-dir", &instance.data_dir)?,
+            run_dir: absolute("run-dir", &instance.run_dir)?,
+            kubeconfig: PathBuf::new(),
+            bind: defaults.bind,
+            advertise: None,
+            tls_sans: Vec::new(),
+            node_certificate_life: None,
+            port: defaults.port,
+            node_name: membership.node_name.clone(),
+            node_ip: agent.node_ip.or(file.node_ip),
+            node_labels: file.node_labels,
+            pod_cidr: cluster("podCidr", &membership.pod_cidr)?,
+            service_cidr: cluster("serviceCidr", &membership.service_cidr)?,
+            cluster_domain: membership.cluster_domain.clone(),
+            node_life: defaults.node_life,
+            default_tolerations: defaults.default_tolerations,
+            max_pods: file.max_pods.unwrap_or(110),
+            pod_pids_limit: file.pod_pids_limit,
+            cgroup_parent: file.cgroup_parent,
+            registries: file
+                .registries
+                .into_iter()
+                .map(|(host, it)| (host, it.mirrors))
+                .collect(),
+            dns_upstreams: file.dns.upstreams,
+        };
+        settings.control_plane().check()?;
+        check_labels(&settings.node_labels)?;
+        Ok(settings)
+    }
+
     /// The control plane's part of the settings.
     pub(crate) fn control_plane(&self) -> ControlPlaneConfig {
+        let defaults = ControlPlaneConfig::default();
         ControlPlaneConfig {
+            advertise: self.advertise,
+            more_names: self.tls_sans.clone(),
+            node_certificate_life: self
+                .node_certificate_life
+                .unwrap_or(defaults.node_certificate_life),
             data_dir: self.data_dir.clone(),
             bind: self.bind,
             port: self.port,
@@ -230,12 +327,13 @@ impl Settings {
             kubeconfig: self.kubeconfig.clone(),
             node_life: self.node_life,
             default_tolerations: self.default_tolerations,
-            ..ControlPlaneConfig::default()
+            ..defaults
         }
     }
 
     fn check(&self) -> Result<(), ConfigError> {
         self.control_plane().check()?;
+        check_labels(&self.node_labels)?;
         if self.pod_cidr.prefix() > 24 {
             return Err(ConfigError::Value {
                 option: "pod-cidr",
@@ -288,6 +386,19 @@ impl Settings {
     }
 }
 
+/// A node that asks for labels it may not have would be refused by the API for ever.
+fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), ConfigError> {
+    match labels.keys().find(|label| !may_label(label)) {
+        None => Ok(()),
+        Some(label) => Err(ConfigError::Field {
+            field: "nodeLabels",
+            reason: format!(
+                "a node may not give itself the label {label}; an administrator sets it with kubectl label"
+            ),
+        }),
+    }
+}
+
 const INSTANCE_FILE: &str = "instance.json";
 
 /// See [`Settings::instance_id`].
@@ -299,6 +410,84 @@ pub(crate) fn instance_id(run_dir: &Path) -> String {
         "{:08x}",
         u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
     )
+}
+
+impl ConfigFile {
+    /// The file `pintle agent` was given, if any.
+    pub(crate) fn of_agent(path: Option<&Path>) -> Result<Self, ConfigError> {
+        let Some(path) = path else {
+            return Ok(Self::default());
+        };
+        let file = read_file(path)?;
+        for (field, is_given) in [
+            ("kubeconfig", file.kubeconfig.is_some()),
+            ("bind", file.bind.is_some()),
+            ("advertise", file.advertise.is_some()),
+            ("tlsSans", !file.tls_sans.is_empty()),
+            ("nodeCertificateLife", file.node_certificate_life.is_some()),
+            ("port", file.port.is_some()),
+            ("podCidr", file.pod_cidr.is_some()),
+            ("serviceCidr", file.service_cidr.is_some()),
+            ("clusterDomain", file.cluster_domain.is_some()),
+            (
+                "nodeMonitorGracePeriod",
+                file.node_monitor_grace_period.is_some(),
+            ),
+            (
+                "nodeStartupGracePeriod",
+                file.node_startup_grace_period.is_some(),
+            ),
+            ("nodeEvictionRate", file.node_eviction_rate.is_some()),
+            (
+                "secondaryNodeEvictionRate",
+                file.secondary_node_eviction_rate.is_some(),
+            ),
+            (
+                "unhealthyZoneThreshold",
+                file.unhealthy_zone_threshold.is_some(),
+            ),
+            (
+                "largeClusterSizeThreshold",
+                file.large_cluster_size_threshold.is_some(),
+            ),
+            (
+                "terminatedPodGcThreshold",
+                file.terminated_pod_gc_threshold.is_some(),
+            ),
+            (
+                "defaultNotReadyTolerationSeconds",
+                file.default_not_ready_toleration_seconds.is_some(),
+            ),
+            (
+                "defaultUnreachableTolerationSeconds",
+                file.default_unreachable_toleration_seconds.is_some(),
+            ),
+        ] {
+            if is_given {
+                let path = path.to_owned();
+                return Err(ConfigError::ServerOnly { path, field });
+            }
+        }
+        Ok(file)
+    }
+
+    /// Name of the node: the flag's, the file's, or the machine's.
+    pub(crate) fn node_name(&self, flag: Option<&str>) -> Result<String, ConfigError> {
+        match flag.or(self.node_name.as_deref()) {
+            Some(name) => Ok(name.to_owned()),
+            None => host_name(),
+        }
+    }
+
+    /// The name somebody asked for.
+    pub(crate) fn given_node_name<'a>(&'a self, flag: Option<&'a str>) -> Option<&'a str> {
+        flag.or(self.node_name.as_deref())
+    }
+
+    /// Where cgroups go.
+    pub(crate) fn cgroup_parent(&self) -> Option<&Path> {
+        self.cgroup_parent.as_deref()
+    }
 }
 
 fn read_file(path: &Path) -> Result<ConfigFile, ConfigError> {
@@ -515,6 +704,11 @@ mod tests {
         let settings = resolve(&["--config", file, "--port", "8443"]).expect("resolves");
         assert_eq!((settings.port, settings.node_name.as_str()), (8443, "n1"));
         assert_eq!(settings.registries["docker.io"], ["http://127.0.0.1:5000"]);
+        std::fs::write(file, "nodeLabels: {node-role.kubernetes.io/db: \"\"}\n").expect("written");
+        let error = resolve(&["--config", file])
+            .expect_err("refused")
+            .to_string();
+        assert!(error.contains("node-role.kubernetes.io/db"), "{error}");
         std::fs::write(file, "prot: 1\n").expect("written");
         let error = resolve(&["--config", file])
             .expect_err("refused")

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 use pintle_proto::admin::StopRequest;
 
 use crate::cli::Instance;
-use crate::config::Settings;
-use crate::{admin, up};
+use crate::config::{Role, Settings};
+use crate::{admin, node};
 
 /// Stops the instance if it runs, and in any case removes what it left on the host.
 pub(crate) async fn down(instance: &Instance) -> Result<()> {
@@ -36,7 +36,7 @@ pub(crate) async fn down(instance: &Instance) -> Result<()> {
     wait_for_end(&settings.run_dir).await?;
     let host = pintle_agent::preflight::cgroup_root(settings.cgroup_parent.as_deref())?;
     let report = |step: String| drop(say(&step));
-    pintle_agent::cleanup_host(&up::offline_agent_config(&settings, host), &report)
+    pintle_agent::cleanup_host(&node::offline_agent_config(&settings, host), &report)
         .await
         .context("removing what the instance left on this host")?;
     match std::fs::remove_dir_all(&settings.run_dir) {
@@ -52,24 +52,37 @@ pub(crate) async fn down(instance: &Instance) -> Result<()> {
 /// [`down`], then the data directory and the kubeconfig go.
 pub(crate) async fn reset(instance: &Instance, yes: bool) -> Result<()> {
     let shown = instance.data_dir.display();
+    let settings = Settings::load(instance)?;
+    let is_agent = settings.as_ref().is_some_and(|s| s.role == Role::Agent);
+    let what = if is_agent {
+        "this node's place in its cluster"
+    } else {
+        "the cluster"
+    };
     if !yes {
         if !std::io::stdin().is_terminal() {
-            bail!("`pintle reset` deletes {shown} and with it the cluster; say so with --yes");
+            bail!("`pintle reset` deletes {shown} and with it {what}; say so with --yes");
         }
-        eprint!("Delete {shown} and with it the cluster? [y/N] ");
+        eprint!("Delete {shown} and with it {what}? [y/N] ");
         let mut answer = String::new();
         std::io::stdin().read_line(&mut answer)?;
         if !answer.trim().eq_ignore_ascii_case("y") {
             bail!("nothing was deleted");
         }
     }
-    let settings = Settings::load(instance)?;
     down(instance).await?;
     let Some(settings) = settings else {
         return Ok(());
     };
-    for path in [settings.kubeconfig.as_path(), settings.data_dir.as_path()] {
+    let kubeconfig = (!is_agent).then_some(settings.kubeconfig.as_path());
+    for path in kubeconfig.into_iter().chain([settings.data_dir.as_path()]) {
         remove(path).with_context(|| format!("removing {}", path.display()))?;
+    }
+    if is_agent {
+        say(&format!(
+            "the cluster still has the node; remove it there with `kubectl delete node {}`",
+            settings.node_name
+        ))?;
     }
     say("reset")
 }

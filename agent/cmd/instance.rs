@@ -1,5 +1,5 @@
-//! One running instance: control plane and agent in one process, and what the admin socket
-//! may ask of them.
+//! One running instance: control plane and agent in one process, or an agent alone, and what the
+//! admin socket may ask of them.
 //!
 //! The two meet only over gRPC, as they would on two machines; here they share a process, a
 //! supervisor and a shutdown.
@@ -30,7 +30,7 @@ pub(crate) struct Running {
 
 struct Inner {
     settings: Settings,
-    control_plane: ControlPlane,
+    control_plane: Option<ControlPlane>,
     agent: Agent,
     started_at: SystemTime,
     shutdown: CancellationToken,
@@ -39,7 +39,7 @@ struct Inner {
 impl Running {
     pub(crate) fn new(
         settings: Settings,
-        control_plane: ControlPlane,
+        control_plane: Option<ControlPlane>,
         agent: Agent,
         started_at: SystemTime,
         shutdown: CancellationToken,
@@ -63,17 +63,23 @@ impl Running {
             started_at,
             ..
         } = &*self.inner;
-        let mut checks = control_plane.status();
+        let mut checks = match control_plane {
+            Some(control_plane) => control_plane.status(),
+            None => Vec::new(),
+        };
         checks.extend(agent.status());
         let started = started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
         StatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node_name: settings.node_name.clone(),
             kubeconfig: settings.kubeconfig.display().to_string(),
-            api_address: format!(
-                "https://{}",
-                std::net::SocketAddr::new(settings.bind, settings.port)
-            ),
+            api_address: match control_plane {
+                Some(_) => format!(
+                    "https://{}",
+                    std::net::SocketAddr::new(settings.bind, settings.port)
+                ),
+                None => agent.config().servers.join(", "),
+            },
             pid: std::process::id(),
             started_at_unix_ms: i64::try_from(started.as_millis()).unwrap_or(i64::MAX),
             checks,
@@ -91,7 +97,10 @@ impl Running {
         if remove_pods {
             self.inner.agent.teardown(&report).await?;
         }
-        report("stopping the control plane and the agent".to_owned());
+        report(match self.inner.control_plane {
+            Some(_) => "stopping the control plane and the agent".to_owned(),
+            None => "stopping the agent".to_owned(),
+        });
         Ok(())
     }
 
@@ -144,11 +153,18 @@ impl Running {
 
 /// What only a server does.
 impl Running {
+    fn control_plane(&self) -> Result<&ControlPlane> {
+        self.inner
+            .control_plane
+            .as_ref()
+            .context("this machine is an agent; run the command on a server of the cluster")
+    }
+
     pub(crate) async fn create_token(
         &self,
         request: CreateTokenRequest,
     ) -> Result<CreateTokenResponse> {
-        let control_plane = &self.inner.control_plane;
+        let control_plane = self.control_plane()?;
         let role = Role::parse(&request.role)
             .with_context(|| format!("--role {}: there is no such role", request.role))?;
         let life = Duration::from_secs(request.ttl_seconds);
@@ -165,7 +181,7 @@ impl Running {
 
     pub(crate) async fn list_tokens(&self) -> Result<Vec<Token>> {
         let now = SystemTime::now();
-        let tokens = self.inner.control_plane.join_tokens().list().await?;
+        let tokens = self.control_plane()?.join_tokens().list().await?;
         Ok(tokens
             .into_iter()
             .map(|token| Token {
@@ -179,12 +195,12 @@ impl Running {
     }
 
     pub(crate) async fn revoke_token(&self, id: &str) -> Result<()> {
-        Ok(self.inner.control_plane.join_tokens().revoke(id).await?)
+        Ok(self.control_plane()?.join_tokens().revoke(id).await?)
     }
 
     pub(crate) fn create_kubeconfig(&self, request: &CreateKubeconfigRequest) -> Result<String> {
         let life = Duration::from_secs(request.ttl_seconds);
-        let control_plane = &self.inner.control_plane;
+        let control_plane = self.control_plane()?;
         Ok(control_plane.user_kubeconfig(&request.user, &request.groups, life)?)
     }
 }

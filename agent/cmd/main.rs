@@ -4,6 +4,7 @@
 //! exists and never returns here. Everything else is parsed by [`cli`] and runs on tokio.
 
 mod admin;
+mod agent;
 mod cli;
 mod config;
 mod down;
@@ -11,6 +12,7 @@ mod duration;
 mod image;
 mod instance;
 mod kubeconfig;
+mod node;
 mod notify;
 mod status;
 mod table;
@@ -66,6 +68,16 @@ fn run(cli: Cli) -> Result<()> {
             telemetry::install();
             node_runtime()?.block_on(up::run(settings, notify::Ready::from_environment()))
         }
+        Command::Agent(agent) => {
+            need_root("agent", "a node makes namespaces, cgroups and BPF programs")?;
+            if agent.detach {
+                let data_dir = std::path::absolute(&cli.instance.data_dir)?;
+                return notify::detach(&data_dir.join("pintle.log"));
+            }
+            telemetry::install();
+            let ready = notify::Ready::from_environment();
+            node_runtime()?.block_on(Box::pin(agent::run(cli.instance, *agent, ready)))
+        }
         Command::Down => {
             need_root(
                 "down",
@@ -86,9 +98,11 @@ fn run(cli: Cli) -> Result<()> {
             command_runtime()?.block_on(image::run(&cli.instance.run_dir, command))
         }
         Command::Token(command) => {
+            need_root("token", "only root may speak to the instance")?;
             command_runtime()?.block_on(token::run(&cli.instance.run_dir, command))
         }
         Command::Kubeconfig(user) => {
+            need_root("kubeconfig", "only root may speak to the instance")?;
             command_runtime()?.block_on(kubeconfig::run(&cli.instance.run_dir, user))
         }
         Command::Completion { shell } => {

@@ -25,7 +25,7 @@ impl Ready {
         }
     }
 
-    /// Tells systemd (sd_notify(3)); the detaching parent reads standard output itself.
+    /// Tells systemd (sd_notify(3)), with the kubeconfig where there is one; the detaching parent reads standard output itself.
     pub(crate) fn tell(self, kubeconfig: &str) -> Result<()> {
         tracing::info!(kubeconfig, detached = self.detached, "node is Ready");
         let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else {
@@ -33,7 +33,11 @@ impl Ready {
         };
         let sender =
             std::os::unix::net::UnixDatagram::unbound().context("making a datagram socket")?;
-        let message = format!("READY=1\nSTATUS=node is Ready, kubeconfig {kubeconfig}");
+        let mut message = "READY=1\nSTATUS=node is Ready".to_owned();
+        if !kubeconfig.is_empty() {
+            message.push_str(", kubeconfig ");
+            message.push_str(kubeconfig);
+        }
         let bytes = socket.to_string_lossy().into_owned();
         if let Some(name) = bytes.strip_prefix('@') {
             use std::os::linux::net::SocketAddrExt;

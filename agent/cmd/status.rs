@@ -43,7 +43,10 @@ fn text(status: &StatusResponse) -> Result<()> {
         status.node_name, status.version, status.pid
     )?;
     writeln!(out, "api         {}", status.api_address)?;
-    writeln!(out, "kubeconfig  {}\n", status.kubeconfig)?;
+    if !status.kubeconfig.is_empty() {
+        writeln!(out, "kubeconfig  {}", status.kubeconfig)?;
+    }
+    writeln!(out)?;
     drop(out);
     let mut rows = vec![["COMPONENT", "CHECK", "HEALTH", "DETAIL"].map(str::to_owned)];
     for check in &status.checks {

@@ -3,253 +3,79 @@
 //! Nothing on the host changes before every check has passed. The control plane is built
 //! first because the agent joins it as any node would: with a token, over its port.
 
-use std::fs::File;
-use std::io::{IsTerminal, Write};
-use std::net::{IpAddr, UdpSocket};
-use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::net::IpAddr;
+use std::time::SystemTime;
 
-use anyhow::{Context, Result};
-use nix::fcntl::{Flock, FlockArg};
+use anyhow::{Result, bail};
+use nix::ifaddrs::getifaddrs;
+use pintle_agent::node::host;
+use pintle_agent::session::membership::Membership;
 use pintle_agent::{Agent, AgentConfig};
-use pintle_control_plane::ControlPlane;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
+use pintle_control_plane::{ControlPlane, ControlPlaneConfig};
 
 use crate::config::Settings;
-use crate::instance::Running;
-use crate::{admin, notify};
-
-/// How long the parts may take to end after a signal.
-const DRAIN: Duration = Duration::from_secs(10);
-
-/// How long an instance that was just killed may take to let go of its run directory: the
-/// kernel frees its memory first.
-const HANDOVER: Duration = Duration::from_secs(2);
-/// How often that is looked at.
-const HANDOVER_STEP: Duration = Duration::from_millis(20);
-
-/// Why `up` cannot start. Each names the way out.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum UpError {
-    #[error(
-        "--run-dir {0}: another instance uses it; stop it with `pintle down`, or give this one a --run-dir of its own"
-    )]
-    RunDirInUse(String),
-    #[error("--node-ip {0}: no interface of this host has that address")]
-    NodeIp(IpAddr, #[source] std::io::Error),
-    #[error("--{option} {path}: cannot be used")]
-    Directory {
-        option: &'static str,
-        path: String,
-        source: std::io::Error,
-    },
-}
+use crate::node::{self, RunDir};
+use crate::notify;
 
 /// Runs until a signal or `pintle down`.
 pub(crate) async fn run(settings: Settings, ready: notify::Ready) -> Result<()> {
     let started_at = SystemTime::now();
     let host = pintle_agent::preflight::check(settings.cgroup_parent.as_deref())?;
-    if let Some(address) = settings.node_ip {
-        // Only an address of this host can be bound to (bind(2), EADDRNOTAVAIL).
-        UdpSocket::bind((address, 0)).map_err(|error| UpError::NodeIp(address, error))?;
+    node::check_node_ip(settings.node_ip)?;
+    if let Some(membership) = Membership::load(&settings.data_dir.join("agent"))? {
+        bail!(
+            "--data-dir {}: this machine is a node of the cluster of {}; start it with `pintle agent`, or make it leave with `pintle reset`",
+            settings.data_dir.display(),
+            membership.joined_at
+        );
     }
-    directory("data-dir", &settings.data_dir)?;
-    directory("run-dir", &settings.run_dir)?;
-    let _lock = lock(&settings.run_dir, HANDOVER).await?;
+    node::directory("data-dir", &settings.data_dir)?;
+    let _run_dir = RunDir::take(&settings.run_dir).await?;
 
-    let shutdown = CancellationToken::new();
-    let control_plane = ControlPlane::build(settings.control_plane()).await?;
+    let control_plane = ControlPlane::build(control_plane_config(&settings)).await?;
     settings.save()?;
     let agent = Agent::build(agent_config(&settings, &control_plane, host.cgroup_root)).await?;
-    let running = Running::new(
-        settings.clone(),
-        control_plane.clone(),
-        agent.clone(),
-        started_at,
-        shutdown.clone(),
-    );
-
-    // Two groups, because they end one after the other: the agent's last status must still
-    // reach the control plane.
-    let (mut control, mut node) = (JoinSet::new(), JoinSet::new());
-    let control_stop = CancellationToken::new();
-    control.spawn({
-        let stop = control_stop.clone();
-        async move {
-            control_plane
-                .run(stop)
-                .await
-                .context("the control plane ended")
-        }
-    });
-    let mut node_ready = agent.ready();
-    node.spawn({
-        let stop = shutdown.clone();
-        async move { agent.run(stop).await.context("the agent ended") }
-    });
-    node.spawn({
-        let (run_dir, stop) = (settings.run_dir.clone(), shutdown.clone());
-        async move { admin::serve(running, &run_dir, stop).await }
-    });
-
-    let mut announced = false;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let outcome = loop {
-        tokio::select! {
-            // No part ends on its own unless something is wrong.
-            Some(ended) = control.join_next() => break ended.context("the control plane panicked").flatten(),
-            Some(ended) = node.join_next() => {
-                break ended.context("a part of the node panicked").flatten();
-            }
-            changed = node_ready.changed(), if !announced => {
-                changed.context("the agent ended before the node was ready")?;
-                if *node_ready.borrow_and_update() {
-                    announced = true;
-                    announce(&settings, ready)?;
-                }
-            }
-            _ = terminate.recv() => break Ok(()),
-            _ = interrupt.recv() => break Ok(()),
-            () = shutdown.cancelled() => break Ok(()),
-        }
-    };
-    shutdown.cancel();
-    let drain = async {
-        while node.join_next().await.is_some() {}
-        control_stop.cancel();
-        while control.join_next().await.is_some() {}
-    };
-    if tokio::time::timeout(DRAIN, drain).await.is_err() {
-        tracing::warn!("some parts did not end within {DRAIN:?}; leaving them");
-    }
-    let socket = admin::socket_path(&settings.run_dir);
-    if let Err(error) = std::fs::remove_file(&socket) {
-        tracing::debug!(%error, "the admin socket was gone already");
-    }
-    outcome
+    node::serve(settings, Some(control_plane), agent, started_at, ready).await
 }
 
-/// What the agent is told. `pintle down` uses it too, with no control plane to ask.
-pub(crate) fn agent_config(
+/// With `--bind 0.0.0.0` the certificate is valid for every address of this machine, and the
+/// others are told the node's.
+fn control_plane_config(settings: &Settings) -> ControlPlaneConfig {
+    let mut config = settings.control_plane();
+    if !settings.bind.is_unspecified() {
+        return config;
+    }
+    let is_of_cluster = |address: IpAddr| {
+        config.pod_cidr.contains(address) || config.service_cidr.contains(address)
+    };
+    let own = getifaddrs().into_iter().flatten().filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        v4.or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))
+    });
+    let own: Vec<String> = own
+        // What the data path adds while pods run is no reason for another certificate.
+        .filter(|address| !is_of_cluster(*address))
+        .map(|address| address.to_string())
+        .collect();
+    config.more_names.extend(own);
+    config.advertise = config
+        .advertise
+        .or(settings.node_ip)
+        .or_else(|| Some(host::default_address()).filter(|address| !address.is_loopback()));
+    config
+}
+
+/// What the agent is told.
+fn agent_config(
     settings: &Settings,
     control_plane: &ControlPlane,
     cgroup_root: std::path::PathBuf,
 ) -> AgentConfig {
     AgentConfig {
-        server: format!("https://{}", control_plane.address()),
+        servers: vec![control_plane.address().to_string()],
         ca_pem: control_plane.ca_pem().to_owned(),
         bootstrap_token: Some(control_plane.own_join_token()),
-        ..offline_agent_config(settings, cgroup_root)
-    }
-}
-
-/// The agent's settings without a control plane to join.
-pub(crate) fn offline_agent_config(
-    settings: &Settings,
-    cgroup_root: std::path::PathBuf,
-) -> AgentConfig {
-    let instance_id = settings.instance_id();
-    AgentConfig {
-        node_name: settings.node_name.clone(),
-        bpffs_dir: Path::new("/sys/fs/bpf").join(format!("pintle-{instance_id}")),
-        instance_id,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        cluster_domain: settings.cluster_domain.clone(),
-        cluster_dns: settings.control_plane().cluster_dns(),
-        pod_cidr: None,
-        cluster_cidr: settings.pod_cidr.to_string(),
-        service_cidr: settings.service_cidr.to_string(),
-        server: String::new(),
-        ca_pem: String::new(),
-        bootstrap_token: None,
-        data_dir: settings.data_dir.clone(),
-        run_dir: settings.run_dir.clone(),
-        cgroup_root,
-        registries: settings.registries.clone(),
-        dns_upstreams: settings.dns_upstreams.clone(),
-        shim_command: vec!["/proc/self/exe".into(), "shim".into()],
-        node_ip: settings.node_ip,
-        node_labels: settings.node_labels.clone(),
-        max_pods: settings.max_pods,
-        pod_pids_limit: settings.pod_pids_limit,
-    }
-}
-
-fn announce(settings: &Settings, ready: notify::Ready) -> Result<()> {
-    let kubeconfig = settings.kubeconfig.display().to_string();
-    ready.tell(&kubeconfig)?;
-    let mut out = std::io::stdout().lock();
-    if std::io::stdout().is_terminal() {
-        writeln!(out, "export KUBECONFIG={kubeconfig}")?;
-    } else {
-        writeln!(out, "{kubeconfig}")?;
-    }
-    writeln!(out, "ready")?;
-    out.flush()?;
-    notify::release_stdout()
-}
-
-fn directory(option: &'static str, path: &Path) -> Result<(), UpError> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(|source| UpError::Directory {
-            option,
-            path: path.display().to_string(),
-            source,
-        })
-}
-
-/// Holds the run directory for this process's life; waits at most `patience` for its last
-/// holder to be gone.
-async fn lock(run_dir: &Path, patience: Duration) -> Result<Flock<File>> {
-    let path = run_dir.join("pintle.lock");
-    let mut file = File::create(&path).map_err(|source| UpError::Directory {
-        option: "run-dir",
-        path: run_dir.display().to_string(),
-        source,
-    })?;
-    let deadline = tokio::time::Instant::now() + patience;
-    loop {
-        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(lock),
-            Err((file, nix::errno::Errno::EWOULDBLOCK)) => file,
-            Err((_file, other)) => {
-                return Err(
-                    anyhow::Error::new(other).context(format!("locking {}", path.display()))
-                );
-            }
-        };
-        if tokio::time::Instant::now() >= deadline {
-            return Err(UpError::RunDirInUse(run_dir.display().to_string()).into());
-        }
-        tokio::time::sleep(HANDOVER_STEP).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_run_directory_has_one_holder() {
-        let dir = tempfile::tempdir().unwrap();
-        let first = lock(dir.path(), Duration::ZERO).await.unwrap();
-        let refused = lock(dir.path(), Duration::ZERO).await.unwrap_err();
-        assert!(matches!(
-            refused.downcast_ref(),
-            Some(UpError::RunDirInUse(_))
-        ));
-        let path = dir.path().to_owned();
-        let mut second = JoinSet::new();
-        second.spawn(async move { lock(&path, HANDOVER).await.map(drop) });
-        tokio::task::yield_now().await;
-        drop(first);
-        second.join_next().await.unwrap().unwrap().unwrap();
+        ..node::offline_agent_config(settings, cgroup_root)
     }
 }

@@ -26,7 +26,7 @@ use crate::pod::worker::{HostFacts, PodTable, Rooms};
 use crate::runtime::{Runtime, RuntimeConfig, RuntimeError};
 use crate::service::{DataPathError, ServiceConfig, ServiceProxy};
 use crate::session::{
-    ClusterState, ControlPlane, Link, LinkConfig, SessionHandle, checkpoint::CheckpointError,
+    ClusterState, ControlPlane, Link, LinkBuildError, LinkConfig, SessionHandle,
     requests::StreamRequests,
 };
 use crate::status::{EventSink, Events, StatusPublisher};
@@ -62,9 +62,9 @@ pub enum AgentError {
     /// The BPF programs cannot be loaded or removed.
     #[error("service data path")]
     DataPath(#[from] DataPathError),
-    /// The copy of the cluster state cannot be used.
-    #[error("cannot use the copy of the cluster state")]
-    Checkpoint(#[from] CheckpointError),
+    /// The session cannot be prepared.
+    #[error(transparent)]
+    Session(#[from] LinkBuildError),
     /// Volumes cannot be set up or removed.
     #[error("volumes")]
     Volume(#[from] VolumeError),
@@ -455,7 +455,7 @@ impl Agent {
         } else {
             (
                 CheckHealth::Failed,
-                format!("no session with {}", inner.config.server),
+                format!("no session with {}", inner.config.servers.join(", ")),
                 "pods keep running; is the control plane up?".to_owned(),
             )
         };
@@ -519,7 +519,8 @@ fn image_config(config: &AgentConfig) -> ImageConfig {
 
 fn link_config(config: &AgentConfig) -> LinkConfig {
     LinkConfig {
-        server: config.server.clone(),
+        servers: config.servers.clone(),
+        membership_dir: config.is_member.then(|| config.agent_dir()),
         ca_pem: config.ca_pem.clone(),
         bootstrap_token: config.bootstrap_token.clone(),
         node_name: config.node_name.clone(),

@@ -29,8 +29,11 @@ pub struct AgentConfig {
     pub cluster_cidr: String,
     /// Addresses of all Services of the cluster.
     pub service_cidr: String,
-    /// URL of the API port, e.g. `https://127.0.0.1:6443`.
-    pub server: String,
+    /// HOST:PORT of the API servers, e.g. `127.0.0.1:6443`, the one to try first first.
+    pub servers: Vec<String>,
+    /// Whether this machine joined a cluster of other machines: its servers are then those of
+    /// its [`Membership`](crate::session::membership::Membership), which follows the cluster.
+    pub is_member: bool,
     /// The cluster CA, PEM, that must have signed the server's certificate.
     pub ca_pem: String,
     /// Lets a node without a client certificate ask for one.

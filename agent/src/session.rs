@@ -5,7 +5,9 @@
 //! Changes nothing itself: it carries the requests of `status`, `node` and `pod`. Who reacts
 //! next: the pod manager, the service data path and DNS, each by its own subscription.
 //!
-//! - [`identity`]: the node's key and client certificate.
+//! - [`identity`]: the node's key and client certificate; [`renewal`] keeps it young.
+//! - [`membership`]: which cluster this machine joined, and where its servers are.
+//! - [`join`]: from a token to both; [`pin`] knows the server by the token's hash.
 //! - [`channel`]: the TLS connection to the API port.
 //! - [`desired`]: the local copy and its subscriptions (no I/O).
 //! - [`checkpoint`]: the copy on disk, so that pods are managed while the control plane is
@@ -16,8 +18,13 @@ pub mod channel;
 pub mod checkpoint;
 pub mod desired;
 pub mod identity;
+pub mod join;
 pub mod link;
+pub mod membership;
+pub mod pin;
+mod renewal;
 pub mod requests;
+mod servers;
 
 use std::sync::Arc;
 
@@ -25,7 +32,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 pub use desired::ClusterState;
-pub use link::{Link, LinkConfig};
+pub use link::{Link, LinkBuildError, LinkConfig};
 pub use requests::{ControlPlane, RequestError, SessionHandle};
 
 /// A change of the cluster state that the service data path and DNS follow.

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -23,6 +23,8 @@ pub const PATIENCE: Duration = Duration::from_mins(1);
 pub struct Node {
     dir: tempfile::TempDir,
     cgroup: Cgroup,
+    netns: fs::File,
+    name: String,
     child: Option<Child>,
     kubectl: PathBuf,
     /// Lines for the config file besides the harness's own.
@@ -45,28 +47,73 @@ impl Node {
 
     /// Everything but `pintle up`.
     pub fn prepare(config: &str) -> Option<Self> {
+        Self::place(
+            "node1",
+            config,
+            &[
+                "link set lo up",
+                // A node needs an address of its own; the bridge has no port but those of peers.
+                "link add up0 type bridge",
+                "address add 198.18.0.1/24 dev up0",
+                "link set up0 up",
+                "route add default via 198.18.0.254 dev up0",
+            ],
+        )
+    }
+
+    /// A second machine on the link of this one, which must run; the calling thread goes there.
+    pub fn prepare_peer(&self, name: &str, config: &str) -> Option<Self> {
+        let link = format!(
+            "link add up0 type veth peer name to-{name} netns {}",
+            self.pid()
+        );
+        let peer = Self::place(
+            name,
+            config,
+            &[
+                "link set lo up",
+                link.as_str(),
+                "address add 198.18.0.2/24 dev up0",
+                "link set up0 up",
+                "route add default via 198.18.0.254 dev up0",
+            ],
+        )?;
+        self.enter();
+        let port = format!("link set to-{name} master up0 up");
+        run(Command::new("ip").args(port.split(' ')));
+        peer.enter();
+        Some(peer)
+    }
+
+    fn place(name: &str, config: &str, network: &[&str]) -> Option<Self> {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
             return None;
         }
         unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
-        for words in [
-            "link set lo up",
-            // A node needs an address of its own; the bridge has no port, so nothing leaves.
-            "link add up0 type bridge",
-            "address add 198.18.0.1/24 dev up0",
-            "link set up0 up",
-            "route add default via 198.18.0.254 dev up0",
-        ] {
+        for words in network {
             run(Command::new("ip").args(words.split(' ')));
         }
         Some(Self {
             dir: tempfile::tempdir().expect("a folder"),
             cgroup: Cgroup::enter(),
+            netns: fs::File::open("/proc/thread-self/ns/net").expect("own namespace"),
+            name: name.to_owned(),
             child: None,
             kubectl: path_kubectl(),
             config: config.to_owned(),
         })
+    }
+
+    /// Moves the calling thread, and what it starts, to this node.
+    pub fn enter(&self) {
+        self.try_enter().expect("moved to the node");
+    }
+
+    fn try_enter(&self) -> std::io::Result<()> {
+        setns(&self.netns, CloneFlags::CLONE_NEWNET)?;
+        let own = std::process::id().to_string();
+        fs::write(self.cgroup.path.join("host/cgroup.procs"), own)
     }
 
     /// Uses another kubectl from here on.
@@ -87,8 +134,13 @@ impl Node {
 
     /// `pintle up` in the foreground, until it prints `ready`.
     pub fn up(&mut self) {
-        let mut child = self
-            .up_command()
+        let command = self.up_command();
+        self.start_command(command);
+    }
+
+    /// Starts `pintle up` or `pintle agent` and waits until it prints `ready`.
+    pub fn start_command(&mut self, mut command: Command) {
+        let mut child = command
             .stdout(Stdio::piped())
             .spawn()
             .expect("pintle starts");
@@ -107,29 +159,37 @@ impl Node {
             match receive.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) if line == "ready" => return,
                 Ok(_) => {}
-                Err(error) => panic!("pintle up is not ready ({error}):\n{}", self.log()),
+                Err(error) => panic!("pintle is not ready ({error}):\n{}", self.log()),
             }
         }
     }
 
     /// The command line of this node's `pintle up`, its log appended to the node's.
     pub fn up_command(&self) -> Command {
+        let kubeconfig = format!("kubeconfig: {}\n", self.path("kubeconfig").display());
+        self.node_command("up", &kubeconfig)
+    }
+
+    /// The command line of this node's `pintle agent`, its log appended to the node's.
+    pub fn agent_command(&self, args: &[&str]) -> Command {
+        let mut command = self.node_command("agent", "");
+        command.args(args);
+        command
+    }
+
+    fn node_command(&self, verb: &str, lines: &str) -> Command {
         let config = self.path("config.yaml");
         let parent = self.cgroup.path.display();
         fs::write(
             &config,
-            format!(
-                "cgroupParent: {parent}\nkubeconfig: {}\n{}\n",
-                self.path("kubeconfig").display(),
-                self.config
-            ),
+            format!("cgroupParent: {parent}\n{lines}{}\n", self.config),
         )
         .expect("config file");
         let log = fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.path("log"));
-        let mut command = self.pintle(&["up", "--node-name", "node1"]);
+        let mut command = self.pintle(&[verb, "--node-name", &self.name]);
         command.arg("--config").arg(config);
         command.stdin(Stdio::null()).stderr(log.expect("log file"));
         command
@@ -294,7 +354,7 @@ impl Node {
         found.extend(
             links
                 .lines()
-                .filter(|line| !line.contains(" lo:") && !line.contains(" up0:"))
+                .filter(|line| !line.contains(" lo:") && !line.contains(" up0"))
                 .map(|line| format!("link {line}")),
         );
         found.extend(walk(&self.cgroup.path).into_iter().filter_map(|path| {
@@ -351,6 +411,7 @@ impl Drop for Node {
         if std::thread::panicking() {
             eprintln!("--- log of the node ---\n{}", self.log_tail());
         }
+        let _moved = self.try_enter();
         let _output = self.pintle(&["down"]).output();
         if let Some(mut child) = self.child.take() {
             let _killed = child.kill();

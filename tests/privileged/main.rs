@@ -14,6 +14,7 @@
     clippy::print_stdout,
     reason = "a test may panic and print"
 )]
+#![allow(dead_code, reason = "the harness serves other tests too")]
 
 mod bad_input;
 mod crash;

@@ -64,6 +64,8 @@ pub(crate) fn run_tests(workspace: &Path, quick: bool) -> Result<()> {
             "pintle",
             "--test",
             "privileged",
+            "--test",
+            "cluster",
             "--",
             "--test-threads=1",
         ]);

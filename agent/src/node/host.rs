@@ -135,7 +135,7 @@ fn os_name(release: &str) -> String {
 
 /// The source address of the default route: asked of the kernel by connecting a datagram
 /// socket, which sends nothing.
-fn default_address() -> IpAddr {
+pub fn default_address() -> IpAddr {
     let loopback = IpAddr::from([127, 0, 0, 1]);
     let ask = |from: &str, to: &str| -> Option<IpAddr> {
         let socket = UdpSocket::bind(from).ok()?;

@@ -50,6 +50,31 @@ pub fn limits_message(missing: &[&str]) -> String {
     )
 }
 
+/// Labels of Kubernetes' own domains that a node may give itself.
+const OWN_LABELS: &[&str] = &[
+    "beta.kubernetes.io/instance-type",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+];
+
+/// Whether a node may give itself this label. The API refuses others of Kubernetes' own domains
+/// (`NodeRestriction`), for workloads are kept off nodes by them; an administrator sets those.
+pub fn may_label(label: &str) -> bool {
+    let domain = label.split_once('/').map_or("", |(domain, _)| domain);
+    let within = |parent: &str| {
+        domain
+            .strip_suffix(parent)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
+    let is_kubernetes = within("kubernetes.io") || within("k8s.io");
+    !is_kubernetes
+        || OWN_LABELS.contains(&label)
+        || within("kubelet.kubernetes.io")
+        || within("node.kubernetes.io")
+}
+
 /// The object to register.
 pub fn node(facts: &NodeFacts, status: NodeStatus) -> Node {
     let mut labels = facts.labels.clone();

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Uri;
+use http::uri::Authority;
 use hyper_util::rt::TokioIo;
+use rustls::crypto::CryptoProvider;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::net::TcpStream;
@@ -14,15 +16,16 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 
 use super::identity::Identity;
+use super::pin::PinnedCa;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// The server's URL is none.
-    #[error("`{url}` is no URL of a control plane")]
-    Url {
+    /// The server's address is none.
+    #[error("`{server}` is no HOST:PORT such as 192.0.2.10:6443")]
+    Address {
         /// What was given.
-        url: String,
+        server: String,
     },
     /// A certificate or key is no PEM.
     #[error("cannot read the {what}")]
@@ -36,39 +39,56 @@ pub enum ChannelError {
     #[error("cannot set up TLS")]
     Tls(#[source] rustls::Error),
     /// The server does not answer.
-    #[error("cannot connect to {url}")]
+    #[error("cannot connect to {server}")]
     Connect {
         /// The server.
-        url: String,
+        server: String,
         /// Why.
         source: tonic::transport::Error,
     },
 }
 
-/// Connects to `url`, whose certificate `ca_pem` must have signed; with `identity` as the
-/// client's certificate.
+/// Connects to `server` (HOST:PORT), whose certificate `ca_pem` must have signed; with
+/// `identity` as the client's certificate.
 pub async fn connect(
-    url: &str,
+    server: &str,
     ca_pem: &str,
     identity: Option<&Identity>,
 ) -> Result<Channel, ChannelError> {
-    let bad_url = || ChannelError::Url {
-        url: url.to_owned(),
+    dial(server, client_config(ca_pem, identity)?).await
+}
+
+/// Connects to `server` (HOST:PORT), known only by the hash of its CA.
+pub async fn connect_pinned(
+    server: &str,
+    pin: impl FnOnce(Arc<CryptoProvider>) -> Arc<PinnedCa>,
+) -> Result<Channel, ChannelError> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let verifier = pin(Arc::clone(&provider));
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(ChannelError::Tls)?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_no_client_auth();
+    dial(server, config).await
+}
+
+async fn dial(server: &str, mut config: rustls::ClientConfig) -> Result<Channel, ChannelError> {
+    let bad = || ChannelError::Address {
+        server: server.to_owned(),
     };
-    let uri: Uri = url
+    let authority: Authority = server
         .parse()
-        .map_err(|_error: http::uri::InvalidUri| bad_url())?;
-    let host = uri
-        .host()
-        .ok_or_else(bad_url)?
-        .trim_matches(['[', ']'])
-        .to_owned();
-    let port = uri.port_u16().unwrap_or(443);
+        .map_err(|_error: http::uri::InvalidUri| bad())?;
+    let host = authority.host().trim_matches(['[', ']']).to_owned();
+    let port = authority.port_u16().ok_or_else(bad)?;
     let name = ServerName::try_from(host.clone())
-        .map_err(|_error: rustls_pki_types::InvalidDnsNameError| bad_url())?;
-    let config = Arc::new(client_config(ca_pem, identity)?);
-    let endpoint = Endpoint::from_shared(url.to_owned())
-        .map_err(|_error: tonic::transport::Error| bad_url())?
+        .map_err(|_error: rustls_pki_types::InvalidDnsNameError| bad())?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let config = Arc::new(config);
+    let endpoint = Endpoint::from_shared(format!("https://{server}"))
+        .map_err(|_error: tonic::transport::Error| bad())?
         .connect_timeout(Duration::from_secs(5))
         .http2_keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(10))
@@ -88,7 +108,7 @@ pub async fn connect(
         .connect_with_connector(connector)
         .await
         .map_err(|source| ChannelError::Connect {
-            url: url.to_owned(),
+            server: server.to_owned(),
             source,
         })
 }
@@ -110,8 +130,8 @@ fn client_config(
         .with_safe_default_protocol_versions()
         .map_err(ChannelError::Tls)?
         .with_root_certificates(roots);
-    let mut config = match identity {
-        None => builder.with_no_client_auth(),
+    match identity {
+        None => Ok(builder.with_no_client_auth()),
         Some(identity) => {
             let chain = CertificateDer::pem_slice_iter(identity.certificate_pem.as_bytes())
                 .collect::<Result<Vec<_>, _>>()
@@ -128,9 +148,7 @@ fn client_config(
                 })?;
             builder
                 .with_client_auth_cert(chain, key)
-                .map_err(ChannelError::Tls)?
+                .map_err(ChannelError::Tls)
         }
-    };
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(config)
+    }
 }

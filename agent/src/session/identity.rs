@@ -1,14 +1,17 @@
 //! The node's key and client certificate.
 //!
-//! Owns `agent/identity/`: a key that is made here and never leaves the node, the
-//! certificate the cluster CA signed for it, and the CA it belongs to. Reacts next: the
+//! Owns `agent/identity/node.pem`: a key that is made here and never leaves the node, the
+//! certificate the cluster CA signed for it, and that CA. One file, replaced as a whole, so
+//! that no crash leaves a key with another key's certificate. Reacts next: the
 //! [`channel`](super::channel), which authenticates with them.
 
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use x509_parser::pem::parse_x509_pem;
 
@@ -47,8 +50,8 @@ pub enum IdentityError {
     Request(#[source] rcgen::Error),
 }
 
-/// A key, its certificate, and the CA that signed it, as PEM.
-#[derive(Clone)]
+/// A key and its certificate, as PEM.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
     /// Private key.
     pub key_pem: String,
@@ -62,7 +65,31 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// The files of the identity.
+/// From when to when a certificate is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// Its start.
+    pub from: Timestamp,
+    /// Its end.
+    pub until: Timestamp,
+}
+
+impl Validity {
+    /// Whether it is good at `now`.
+    pub fn holds(&self, now: Timestamp) -> bool {
+        self.from <= now && now < self.until
+    }
+
+    /// When the given part of its life is over.
+    pub fn part(&self, part: f64) -> Timestamp {
+        let life = self.until.duration_since(self.from).as_secs_f64();
+        let elapsed = Duration::try_from_secs_f64(life * part).unwrap_or_default();
+        let elapsed = SignedDuration::try_from(elapsed).unwrap_or_default();
+        self.from.checked_add(elapsed).unwrap_or(self.until)
+    }
+}
+
+/// The file of the identity.
 #[derive(Clone, Debug)]
 pub struct IdentityStore {
     directory: PathBuf,
@@ -80,74 +107,35 @@ impl IdentityStore {
         }
     }
 
-    /// The stored identity, when it belongs to this node and cluster and has at least a fifth
-    /// of its life left at `now`.
-    pub fn load(&self, now: Timestamp) -> Result<Option<Identity>, IdentityError> {
-        let Some(key_pem) = read(&self.directory.join("node.key"))? else {
+    /// The stored identity when it belongs to this node and cluster, and from when to when it
+    /// is good.
+    pub fn load(&self) -> Result<Option<(Identity, Validity)>, IdentityError> {
+        let Some(stored) = stored(&self.directory)? else {
             return Ok(None);
         };
-        let Some(certificate_pem) = read(&self.directory.join("node.crt"))? else {
-            return Ok(None);
-        };
-        let Some(ca_pem) = read(&self.directory.join("ca.crt"))? else {
-            return Ok(None);
-        };
-        if ca_pem != self.ca_pem
-            || KeyPair::from_pem(&key_pem).is_err()
-            || !usable(&certificate_pem, &self.node_name, now)
-        {
+        if stored.ca_pem != self.ca_pem {
             return Ok(None);
         }
-        Ok(Some(Identity {
-            key_pem,
-            certificate_pem,
-        }))
+        let identity = stored.identity;
+        Ok(validity(&identity.certificate_pem, &self.node_name)
+            .map(|validity| (identity, validity)))
     }
 
-    /// The node's key (made at the first call) and a signing request for it.
-    pub fn request(&self) -> Result<(String, String), IdentityError> {
-        std::fs::create_dir_all(&self.directory).map_err(|source| {
-            IdentityError::CreateDirectory {
-                path: self.directory.clone(),
-                source,
-            }
-        })?;
-        let path = self.directory.join("node.key");
-        let stored = read(&path)?.and_then(|pem| KeyPair::from_pem(&pem).ok());
-        let key = if let Some(key) = stored {
-            key
-        } else {
-            let key = KeyPair::generate().map_err(IdentityError::Key)?;
-            write(&path, key.serialize_pem().as_bytes())?;
-            key
-        };
-        let mut params = CertificateParams::default();
-        let mut name = DistinguishedName::new();
-        name.push(DnType::OrganizationName, "system:nodes");
-        name.push(
-            DnType::CommonName,
-            format!("system:node:{}", self.node_name),
-        );
-        params.distinguished_name = name;
-        let request = params
-            .serialize_request(&key)
-            .and_then(|request| request.pem())
-            .map_err(IdentityError::Request)?;
-        Ok((key.serialize_pem(), request))
-    }
-
-    /// Keeps what the control plane signed.
+    /// Keeps an identity, replacing the one before.
     pub fn save(&self, identity: &Identity) -> Result<(), IdentityError> {
-        write(
-            &self.directory.join("node.crt"),
-            identity.certificate_pem.as_bytes(),
-        )?;
-        write(&self.directory.join("ca.crt"), self.ca_pem.as_bytes())
+        create_directory(&self.directory)?;
+        let text = [
+            with_newline(&identity.key_pem),
+            with_newline(&identity.certificate_pem),
+            self.ca_pem.clone(),
+        ]
+        .concat();
+        write(&self.directory.join(FILE), text.as_bytes())
     }
 
-    /// Forgets the certificate (the key stays), after the control plane refused it.
+    /// Forgets the identity, after the control plane refused it.
     pub fn forget(&self) -> Result<(), IdentityError> {
-        let path = self.directory.join("node.crt");
+        let path = self.directory.join(FILE);
         match std::fs::remove_file(&path) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 Err(IdentityError::Write { path, source })
@@ -157,27 +145,104 @@ impl IdentityStore {
     }
 }
 
-fn usable(certificate_pem: &str, node_name: &str, now: Timestamp) -> bool {
-    let Ok((_, pem)) = parse_x509_pem(certificate_pem.as_bytes()) else {
-        return false;
+const FILE: &str = "node.pem";
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+
+struct Stored {
+    identity: Identity,
+    ca_pem: String,
+}
+
+/// What the file holds, whoever it is for; a file that is not of this form counts as none.
+fn stored(directory: &Path) -> Result<Option<Stored>, IdentityError> {
+    let Some(text) = read(&directory.join(FILE))? else {
+        return Ok(None);
     };
-    let Ok(certificate) = pem.parse_x509() else {
-        return false;
+    let mut starts = text.match_indices(CERTIFICATE).map(|(at, _)| at);
+    let (Some(certificate), Some(ca)) = (starts.next(), starts.next()) else {
+        return Ok(None);
     };
+    let identity = Identity {
+        key_pem: text[..certificate].to_owned(),
+        certificate_pem: text[certificate..ca].to_owned(),
+    };
+    if KeyPair::from_pem(&identity.key_pem).is_err() {
+        return Ok(None);
+    }
+    Ok(Some(Stored {
+        identity,
+        ca_pem: text[ca..].to_owned(),
+    }))
+}
+
+/// The key of an earlier join, whatever became of its certificate: a machine that joins again
+/// with it has its name already.
+pub fn stored_key(directory: &Path) -> Result<Option<String>, IdentityError> {
+    Ok(stored(directory)?.map(|stored| stored.identity.key_pem))
+}
+
+/// A new key.
+pub fn new_key() -> Result<String, IdentityError> {
+    let key = KeyPair::generate().map_err(IdentityError::Key)?;
+    Ok(key.serialize_pem())
+}
+
+/// A certificate signing request for a key.
+pub fn signing_request(key_pem: &str, node_name: &str) -> Result<String, IdentityError> {
+    let key = KeyPair::from_pem(key_pem).map_err(IdentityError::Key)?;
+    let mut params = CertificateParams::default();
+    let mut name = DistinguishedName::new();
+    name.push(DnType::OrganizationName, "system:nodes");
+    name.push(DnType::CommonName, format!("system:node:{node_name}"));
+    params.distinguished_name = name;
+    params
+        .serialize_request(&key)
+        .and_then(|request| request.pem())
+        .map_err(IdentityError::Request)
+}
+
+/// From when to when a certificate is good, if it is this node's.
+pub fn validity(certificate_pem: &str, node_name: &str) -> Option<Validity> {
+    let (_, pem) = parse_x509_pem(certificate_pem.as_bytes()).ok()?;
+    let certificate = pem.parse_x509().ok()?;
     let wanted = format!("system:node:{node_name}");
-    let named = certificate
+    let is_ours = certificate
         .subject()
         .iter_common_name()
         .any(|name| name.as_str().is_ok_and(|name| name == wanted));
+    if !is_ours {
+        return None;
+    }
     let (from, until) = (
         certificate.validity().not_before.timestamp(),
         certificate.validity().not_after.timestamp(),
     );
-    let renew_at = from + (until - from) / 5 * 4;
-    named && now.as_second() >= from && now.as_second() < renew_at
+    Some(Validity {
+        from: Timestamp::from_second(from).ok()?,
+        until: Timestamp::from_second(until).ok()?,
+    })
 }
 
-fn read(path: &Path) -> Result<Option<String>, IdentityError> {
+fn with_newline(text: &str) -> String {
+    let mut text = text.to_owned();
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
+}
+
+pub(super) fn create_directory(path: &Path) -> Result<(), IdentityError> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| IdentityError::CreateDirectory {
+            path: path.to_path_buf(),
+            source,
+        })
+}
+
+pub(super) fn read(path: &Path) -> Result<Option<String>, IdentityError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -188,7 +253,8 @@ fn read(path: &Path) -> Result<Option<String>, IdentityError> {
     }
 }
 
-fn write(path: &Path, content: &[u8]) -> Result<(), IdentityError> {
+/// Replaces a file as a whole, durably; readable by its owner only.
+pub(super) fn write(path: &Path, content: &[u8]) -> Result<(), IdentityError> {
     let failed = |source| IdentityError::Write {
         path: path.to_path_buf(),
         source,
@@ -203,7 +269,11 @@ fn write(path: &Path, content: &[u8]) -> Result<(), IdentityError> {
         .map_err(failed)?;
     file.write_all(content).map_err(failed)?;
     file.sync_all().map_err(failed)?;
-    std::fs::rename(&temporary, path).map_err(failed)
+    std::fs::rename(&temporary, path).map_err(failed)?;
+    let directory = path.parent().unwrap_or_else(|| Path::new("/"));
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(failed)
 }
 
 #[cfg(test)]
@@ -232,40 +302,46 @@ mod tests {
         csr.signed_by(&issuer).unwrap().pem()
     }
 
-    #[test]
-    fn key_is_kept_and_identity_reused() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = IdentityStore::new(dir.path().join("identity"), "n1".into(), "CA".into());
-        assert!(store.load(Timestamp::now()).unwrap().is_none());
-        let (key, request) = store.request().unwrap();
-        assert_eq!(store.request().unwrap().0, key);
-        store
-            .save(&Identity {
-                key_pem: key.clone(),
-                certificate_pem: sign(&request, 300),
-            })
-            .unwrap();
-        assert_eq!(store.load(Timestamp::now()).unwrap().unwrap().key_pem, key);
-        let other = IdentityStore::new(dir.path().join("identity"), "n2".into(), "CA".into());
-        assert!(other.load(Timestamp::now()).unwrap().is_none());
-        let other = IdentityStore::new(dir.path().join("identity"), "n1".into(), "CB".into());
-        assert!(other.load(Timestamp::now()).unwrap().is_none());
-        store.forget().unwrap();
-        assert!(store.load(Timestamp::now()).unwrap().is_none());
+    fn ca(name: &str) -> String {
+        format!("{CERTIFICATE}\n{name}\n-----END CERTIFICATE-----\n")
     }
 
     #[test]
-    fn certificate_near_its_end_is_not_used() {
+    fn an_identity_comes_back_for_its_node_and_cluster_only() {
         let dir = tempfile::tempdir().unwrap();
-        let store = IdentityStore::new(dir.path().into(), "n1".into(), "CA".into());
-        let (key_pem, request) = store.request().unwrap();
-        store
-            .save(&Identity {
-                key_pem,
-                certificate_pem: sign(&request, 10),
-            })
-            .unwrap();
-        let later = Timestamp::now() + k8s_openapi::jiff::SignedDuration::from_hours(9 * 24);
-        assert!(store.load(later).unwrap().is_none());
+        let directory = dir.path().join("identity");
+        let store =
+            |node: &str, name: &str| IdentityStore::new(directory.clone(), node.into(), ca(name));
+        let ours = store("n1", "a");
+        assert!(ours.load().unwrap().is_none());
+        assert!(stored_key(&directory).unwrap().is_none());
+        let key_pem = new_key().unwrap();
+        let request = signing_request(&key_pem, "n1").unwrap();
+        let identity = Identity {
+            certificate_pem: sign(&request, 300),
+            key_pem,
+        };
+        ours.save(&identity).unwrap();
+        let (loaded, validity) = ours.load().unwrap().unwrap();
+        assert_eq!(loaded, identity);
+        assert!(validity.holds(Timestamp::now()));
+        assert!(store("n2", "a").load().unwrap().is_none());
+        assert!(store("n1", "b").load().unwrap().is_none());
+        assert_eq!(stored_key(&directory).unwrap(), Some(identity.key_pem));
+        ours.forget().unwrap();
+        ours.forget().unwrap();
+        assert!(ours.load().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_life_has_parts() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let validity = Validity {
+            from: at(1_000),
+            until: at(2_000),
+        };
+        assert_eq!(validity.part(0.75), at(1_750));
+        assert!(validity.holds(at(1_000)) && validity.holds(at(1_999)));
+        assert!(!validity.holds(at(999)) && !validity.holds(at(2_000)));
     }
 }

@@ -1,8 +1,8 @@
 //! The loop that keeps the session: connect, resume, carry messages both ways.
 //!
 //! Watches the stream of the control plane and the requests of the rooms; changes the local
-//! copy ([`ClusterState`]) and its checkpoint. After a break it comes back with a back-off
-//! from 50 ms to 5 s and asks for what it missed.
+//! copy ([`ClusterState`]) and its checkpoint. After a break it tries every server it knows,
+//! again and again with a back-off from 50 ms to 5 s, and asks for what it missed.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -24,8 +24,11 @@ use tonic::{Code, Streaming};
 use super::channel::{self, ChannelError};
 use super::checkpoint::{Checkpoint, CheckpointError};
 use super::desired::ClusterState;
-use super::identity::{Identity, IdentityError, IdentityStore};
+use super::identity::{self, Identity, IdentityError, IdentityStore, Validity};
+use super::membership::{Membership, MembershipError};
+use super::renewal;
 use super::requests::{Pending, RequestError, SessionHandle, StreamRequests};
+use super::servers::Servers;
 use crate::clock::Clock;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
@@ -38,8 +41,15 @@ pub enum LinkError {
     #[error("cannot use the node's identity")]
     Identity(#[from] IdentityError),
     /// No certificate, and no token to get one.
-    #[error("this node has no client certificate for the cluster and no bootstrap token")]
-    NoToken,
+    #[error(
+        "this node has no certificate for the cluster (any more); join it again: `pintle token create` on a server, then `pintle agent --join HOST:PORT --token TOKEN` here"
+    )]
+    NoIdentity,
+    /// The certificate is not valid now, and there is no token to get another.
+    #[error(
+        "this node's certificate is good from {} to {} only; if this machine's clock is right, join it again: `pintle token create` on a server, then `pintle agent --join HOST:PORT --token TOKEN` here", .0.from, .0.until
+    )]
+    Ended(Validity),
     /// No connection.
     #[error("cannot reach the control plane")]
     Channel(#[from] ChannelError),
@@ -49,6 +59,9 @@ pub enum LinkError {
     /// The stream broke.
     #[error("the session broke: {}", .0.message())]
     Stream(#[source] Box<tonic::Status>),
+    /// The answer to a join is no certificate of this node.
+    #[error("the control plane answered the join with a certificate for another node")]
+    ForeignCertificate,
     /// The server ended the stream.
     #[error("the control plane closed the session")]
     Closed,
@@ -57,11 +70,25 @@ pub enum LinkError {
     NoWelcome,
 }
 
+/// Why the link cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkBuildError {
+    /// The copy of the cluster state cannot be used.
+    #[error("cannot use the copy of the cluster state")]
+    Checkpoint(#[from] CheckpointError),
+    /// The membership cannot be read.
+    #[error("cannot read which cluster this node is of")]
+    Membership(#[from] MembershipError),
+}
+
 /// What the link needs.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
-    /// URL of the API port.
-    pub server: String,
+    /// HOST:PORT of the API servers, the one to try first first.
+    pub servers: Vec<String>,
+    /// Directory of the [`Membership`] in which to keep what the cluster says of its servers;
+    /// `None`: `servers` are all there are.
+    pub membership_dir: Option<PathBuf>,
     /// The cluster CA.
     pub ca_pem: String,
     /// For the first join.
@@ -82,6 +109,8 @@ pub struct Link {
     config: LinkConfig,
     clock: Clock,
     identity: IdentityStore,
+    servers: Servers,
+    membership: Option<Membership>,
     state: ClusterState,
     checkpoint: Checkpoint,
     cluster_id: ClusterId,
@@ -97,7 +126,15 @@ impl Link {
         config: LinkConfig,
         state: ClusterState,
         clock: Clock,
-    ) -> Result<(Self, SessionHandle, StreamRequests), CheckpointError> {
+    ) -> Result<(Self, SessionHandle, StreamRequests), LinkBuildError> {
+        let membership = match &config.membership_dir {
+            Some(directory) => Membership::load(directory)?,
+            None => None,
+        };
+        let servers = match &membership {
+            Some(membership) => Servers::of(membership),
+            None => Servers::new(config.servers.clone(), Vec::new()),
+        };
         let cluster_id = ClusterId::read(config.checkpoint.with_extension("cluster"));
         let checkpoint = Checkpoint::open(config.checkpoint.clone(), &state)?;
         let identity = IdentityStore::new(
@@ -116,6 +153,8 @@ impl Link {
             config,
             clock,
             identity,
+            servers,
+            membership,
             state,
             checkpoint,
             cluster_id,
@@ -138,6 +177,9 @@ impl Link {
             self.fail_waiting();
             let Some(Err(error)) = ended else { return };
             report(&error, backoff);
+            if !self.servers.fails() {
+                continue;
+            }
             let jitter = rand::random_range(0.8..1.2);
             if shutdown
                 .run_until_cancelled(tokio::time::sleep(backoff.mul_f64(jitter)))
@@ -155,9 +197,9 @@ impl Link {
         &mut self,
         backoff: &mut Duration,
     ) -> Result<std::convert::Infallible, LinkError> {
-        let identity = self.identify().await?;
-        let channel =
-            channel::connect(&self.config.server, &self.config.ca_pem, Some(&identity)).await?;
+        let (identity, validity) = self.identify().await?;
+        let server = self.servers.current().to_owned();
+        let channel = channel::connect(&server, &self.config.ca_pem, Some(&identity)).await?;
         let (outgoing, messages) = mpsc::unbounded_channel();
         let hello = Hello {
             node_name: self.config.node_name.clone(),
@@ -172,7 +214,8 @@ impl Link {
         let mut incoming = match client.session(UnboundedReceiverStream::new(messages)).await {
             Ok(response) => response.into_inner(),
             Err(status) => {
-                if matches!(status.code(), Code::Unauthenticated) {
+                // Only one who can get another identity may throw this one away.
+                if status.code() == Code::Unauthenticated && self.config.bootstrap_token.is_some() {
                     self.identity.forget()?;
                 }
                 return Err(LinkError::Stream(Box::new(status)));
@@ -183,7 +226,9 @@ impl Link {
         };
         self.welcome(&welcome);
         *backoff = FIRST_BACKOFF;
-        self.channel.send_replace(Some(channel));
+        self.servers.works();
+        self.channel.send_replace(Some(channel.clone()));
+        let mut renewed = Box::pin(self.renewal(validity, &channel));
         let mut waiting = HashMap::new();
         loop {
             tokio::select! {
@@ -191,6 +236,9 @@ impl Link {
                     Some(message) => self.received(message, &mut waiting),
                     None => return Err(LinkError::Closed),
                 },
+                validity = &mut renewed => {
+                    renewed = Box::pin(self.renewal(validity, &channel));
+                }
                 Some((request, answer)) = self.requests.recv() => {
                     self.next_id += 1;
                     let request = Request { id: self.next_id, request: Some(request) };
@@ -201,21 +249,42 @@ impl Link {
         }
     }
 
+    /// Owns all it uses, so that the session goes on beside it.
+    fn renewal(
+        &self,
+        validity: Validity,
+        channel: &Channel,
+    ) -> impl Future<Output = Validity> + Send + use<> {
+        renewal::renew(
+            self.identity.clone(),
+            self.config.node_name.clone(),
+            validity,
+            channel.clone(),
+            self.clock.clone(),
+        )
+    }
+
     /// The stored identity, or one got with the bootstrap token.
-    async fn identify(&self) -> Result<Identity, LinkError> {
-        if let Some(identity) = self.identity.load(self.clock.now())? {
-            return Ok(identity);
-        }
-        let token = self
-            .config
-            .bootstrap_token
-            .clone()
-            .ok_or(LinkError::NoToken)?;
-        let (key_pem, csr_pem) = self.identity.request()?;
-        let channel = channel::connect(&self.config.server, &self.config.ca_pem, None).await?;
+    async fn identify(&self) -> Result<(Identity, Validity), LinkError> {
+        let stored = self.identity.load()?;
+        let ended = match stored {
+            Some((identity, validity)) if validity.holds(self.clock.now()) => {
+                return Ok((identity, validity));
+            }
+            Some((_, validity)) => Some(validity),
+            None => None,
+        };
+        let Some(token) = self.config.bootstrap_token.clone() else {
+            return Err(ended.map_or(LinkError::NoIdentity, LinkError::Ended));
+        };
+        let node_name = &self.config.node_name;
+        let key_pem = identity::new_key()?;
+        let csr_pem = identity::signing_request(&key_pem, node_name)?;
+        let server = self.servers.current();
+        let channel = channel::connect(server, &self.config.ca_pem, None).await?;
         let request = JoinRequest {
             token,
-            node_name: self.config.node_name.clone(),
+            node_name: node_name.clone(),
             csr_pem,
             agent_version: self.config.version.clone(),
         };
@@ -228,14 +297,37 @@ impl Link {
             key_pem,
             certificate_pem: response.certificate_pem,
         };
+        let validity = identity::validity(&identity.certificate_pem, node_name)
+            .ok_or(LinkError::ForeignCertificate)?;
         self.identity.save(&identity)?;
-        tracing::info!(node = self.config.node_name, "joined the cluster");
-        Ok(identity)
+        tracing::info!(node = node_name, "joined the cluster");
+        Ok((identity, validity))
+    }
+
+    /// Keeps the list of servers, also over a restart.
+    fn set_servers(&mut self, servers: &pintle_proto::node::Servers) {
+        let (Some(membership), Some(directory)) =
+            (&mut self.membership, &self.config.membership_dir)
+        else {
+            return;
+        };
+        if servers.addresses.is_empty() || servers.addresses == membership.servers {
+            return;
+        }
+        membership.servers.clone_from(&servers.addresses);
+        if let Err(error) = membership.save(directory) {
+            tracing::warn!("{}", crate::describe::chain(&error));
+        }
+        self.servers.set(servers.addresses.clone());
+        tracing::info!(servers = ?self.servers.all(), "the cluster's servers");
     }
 
     fn welcome(&mut self, welcome: &Welcome) {
         if let Some(settings) = &welcome.settings {
             self.cluster_id.set(&settings.cluster_id);
+        }
+        if let Some(servers) = &welcome.servers {
+            self.set_servers(servers);
         }
         tracing::info!(
             server = welcome.server_version,
@@ -276,7 +368,7 @@ impl Link {
                 }
             }
             server_message::Message::Welcome(welcome) => self.welcome(&welcome),
-            server_message::Message::Servers(_) => {}
+            server_message::Message::Servers(servers) => self.set_servers(&servers),
         }
     }
 
