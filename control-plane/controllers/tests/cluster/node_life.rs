@@ -367,10 +367,13 @@ async fn a_budget_knows_what_it_can_spare() {
                 ))
         })
         .await;
-    assert!(
-        !cluster
-            .messages("CalculateExpectedPodCountFailed")
-            .is_empty()
-    );
+    // The Event is written beside the status, so it may come after it.
+    cluster
+        .until("the Event that says why", || {
+            !cluster
+                .messages("CalculateExpectedPodCountFailed")
+                .is_empty()
+        })
+        .await;
     cluster.stop().await;
 }
