@@ -170,11 +170,10 @@ fn a_missing_image_backs_off_and_harms_no_other_pod() {
     node.wait("the good pod", |node| {
         node.field("pod/good", "{.status.phase}") == "Running"
     });
-    let described = node.kubectl("describe pod bad");
-    assert!(
-        described.contains("Failed to pull image \"nginx:no-such-tag\""),
-        "{described}"
-    );
+    node.wait("the Event that says why", |node| {
+        node.kubectl("describe pod bad")
+            .contains("Failed to pull image \"nginx:no-such-tag\"")
+    });
 }
 
 #[test]

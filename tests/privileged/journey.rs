@@ -90,7 +90,7 @@ fn shows_what_people_look_at(node: &Node) {
     assert!(table.contains("3/3"), "{table}");
     assert!(table.contains("nginx:1.27"), "{table}");
     let pod = pods(node).remove(0);
-    let described = node.kubectl(&format!("describe pod {pod}"));
+    // Events follow what they tell of.
     for word in [
         "Scheduled",
         "Pulled",
@@ -99,16 +99,19 @@ fn shows_what_people_look_at(node: &Node) {
         "BestEffort",
         "Controlled By:",
     ] {
-        assert!(described.contains(word), "no {word} in\n{described}");
+        node.wait(&format!("{word} in the pod's description"), |node| {
+            node.kubectl(&format!("describe pod {pod}")).contains(word)
+        });
     }
-    let described = node.kubectl("describe deployment web-api");
     for word in [
         "RollingUpdateStrategy:",
         "ScalingReplicaSet",
         "MinimumReplicasAvailable",
         "NewReplicaSetAvailable",
     ] {
-        assert!(described.contains(word), "no {word} in\n{described}");
+        node.wait(&format!("{word} in the deployment's description"), |node| {
+            node.kubectl("describe deployment web-api").contains(word)
+        });
     }
     let described = node.kubectl("describe service web-api");
     for word in ["Endpoints:", "TargetPort:", "ClusterIP"] {
@@ -221,6 +224,11 @@ fn rolls_without_a_failed_request(node: &Node, address: SocketAddr) {
     node.wait("the old page", |_| {
         http::get(address).is_ok_and(|page| page.contains("nginx:1.27"))
     });
+    node.wait("only old pods", |node| {
+        node.fields("pods -l app=web-api", "{.items[*].metadata.name}")
+            .len()
+            == 3
+    });
     let report = client.stop();
     assert!(
         report.errors.is_empty(),
@@ -246,15 +254,13 @@ fn leaves_nothing_after_delete(node: &mut Node, address: SocketAddr) {
     node.wait("no pods", |node| {
         node.fields("pods", "{.items[*].metadata.name}").is_empty()
     });
-    assert_eq!(
-        text(
-            &node
-                .try_kubectl("get rs,endpointslices -l app=web-api -o name")
-                .stdout
-        ),
-        ""
-    );
-    assert!(http::get(address).is_err(), "the ClusterIP still answers");
+    node.wait("no ReplicaSet and no EndpointSlice", |node| {
+        let left = node.try_kubectl("get rs,endpointslices -l app=web-api -o name");
+        left.status.success() && left.stdout.is_empty()
+    });
+    node.wait("no answer at the ClusterIP", |_| {
+        http::get(address).is_err()
+    });
     node.wait("no pod's traces", |node| {
         !node
             .traces()

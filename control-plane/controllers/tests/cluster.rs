@@ -524,14 +524,13 @@ async fn a_deployment_becomes_reachable_scales_rolls_and_goes() {
     cluster.patch::<Deployment>("web", image("1.28")).await;
     cluster
         .until("the new version", || {
-            cluster.web_is_complete(2) && cluster.all::<ReplicaSet>().len() == 2
+            cluster.web_is_complete(2)
+                && cluster.all::<ReplicaSet>().len() == 2
+                && cluster.get::<Deployment>("default/web").is_some_and(|web| {
+                    annotation(&web.metadata, "revision").as_deref() == Some("2")
+                })
         })
         .await;
-    let deployed = cluster.get::<Deployment>("default/web").unwrap();
-    assert_eq!(
-        annotation(&deployed.metadata, "revision").as_deref(),
-        Some("2")
-    );
     cluster.patch::<Deployment>("web", image("1.27")).await;
     cluster
         .until("the way back", || {
@@ -723,8 +722,13 @@ async fn a_namespace_is_furnished_and_emptied() {
     cluster
         .until("its end", || cluster.get::<Namespace>("team").is_none())
         .await;
-    assert!(cluster.all::<Pod>().is_empty());
-    assert!(cluster.get::<ServiceAccount>("team/default").is_none());
+    // Each kind comes by a watch of its own.
+    cluster
+        .until("nothing left in it", || {
+            cluster.all::<Pod>().is_empty()
+                && cluster.get::<ServiceAccount>("team/default").is_none()
+        })
+        .await;
     let (left, _) = cluster
         .client
         .list::<Event>(Some("team"), &ListParams::default())
