@@ -51,10 +51,18 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
     }
     println!("setup: installing {list}");
     refresh_package_lists()?;
-    run(apt()
-        .args(["install", "-y", "-qq", "--no-install-recommends"])
-        .args(packages))
-    .with_context(|| format!("installing {list}"))
+    let attempt = || {
+        run(apt()
+            .args(["install", "-y", "-qq", "--no-install-recommends"])
+            .args(packages))
+    };
+    // Lists that are there may still be old, or of some of the archives only.
+    attempt()
+        .or_else(|_| {
+            update()?;
+            attempt()
+        })
+        .with_context(|| format!("installing {list}"))
 }
 
 /// `apt-get update`, once, and only where the lists are missing.
@@ -64,6 +72,10 @@ pub(crate) fn refresh_package_lists() -> Result<()> {
     {
         return Ok(());
     }
+    update()
+}
+
+fn update() -> Result<()> {
     println!("setup: reading Debian's package lists");
     quiet(apt().arg("update"))
 }
@@ -96,7 +108,7 @@ pub(crate) fn download(dir: &Path, package: &str) -> Result<PathBuf> {
     );
     if attempt.is_err() {
         // The lists name a version the mirror no longer has: read them again, once.
-        quiet(apt().arg("update"))?;
+        update()?;
         quiet(
             Command::new("apt-get")
                 .args(["download", package])
