@@ -53,6 +53,14 @@ fn a_restart_adopts_running_pods_and_loses_no_request() {
         "{.items[*].status.containerStatuses[*].restartCount}",
     );
     assert!(restarts.iter().all(|count| count == "0"), "{restarts:?}");
+    let warnings = node.fields(
+        "events --field-selector=type=Warning",
+        "{.items[*].message}",
+    );
+    assert!(
+        !warnings.join(" ").contains("PodCIDR"),
+        "a restart is no failure of the network: {warnings:?}"
+    );
 }
 
 #[test]

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
 use async_trait::async_trait;
 use tokio::io::AsyncReadExt;
+use tokio::sync::watch;
 
 use crate::image::{ImageError, ImageRecord, ImageStore, PullRequest};
 use crate::network::{Network, NetworkError};
@@ -200,26 +200,39 @@ pub trait Networks: Send + Sync + 'static {
     async fn detach(&self, pod_uid: &str) -> Result<(), AttachError>;
 }
 
+/// How long a pod waits for the node's network before it says that there is none: at a start
+/// with pods the PodCIDR comes from the API a moment after the pods were found running.
+const NETWORK_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The pod network, once the node's PodCIDR is known. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct NetworkSlot(Arc<ArcSwapOption<Network>>);
+pub struct NetworkSlot(Arc<watch::Sender<Option<Arc<Network>>>>);
 
 impl NetworkSlot {
-    /// The network is built.
+    /// The network is built; who waits for it goes on.
     pub fn set(&self, network: Network) {
-        self.0.store(Some(Arc::new(network)));
+        self.0.send_replace(Some(Arc::new(network)));
     }
 
     /// The network, when it is built.
     pub fn get(&self) -> Option<Arc<Network>> {
-        self.0.load_full()
+        self.0.borrow().clone()
+    }
+
+    async fn built(&self) -> Result<Arc<Network>, AttachError> {
+        let mut changes = self.0.subscribe();
+        let built = changes.wait_for(Option::is_some);
+        match tokio::time::timeout(NETWORK_PATIENCE, built).await {
+            Ok(Ok(network)) => network.clone().ok_or(AttachError::NotReady),
+            Ok(Err(_)) | Err(_) => Err(AttachError::NotReady),
+        }
     }
 }
 
 #[async_trait]
 impl Networks for NetworkSlot {
     async fn attach(&self, pod_uid: &str, netns: &Path) -> Result<Vec<IpAddr>, AttachError> {
-        let network = self.get().ok_or(AttachError::NotReady)?;
+        let network = self.built().await?;
         Ok(network.attach(pod_uid, netns).await?.ips)
     }
 
