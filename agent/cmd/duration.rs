@@ -1,37 +1,36 @@
-//! Lengths of time as people type and read them: `90s`, `30m`, `1h30m`, `7d`.
+//! Lengths of time as people type and read them: `500ms`, `90s`, `30m`, `1h30m`, `7d`.
 
 use std::time::Duration;
 
 const UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3_600), ('m', 60), ('s', 1)];
 
-/// Reads numbers with units.
+/// Reads numbers with units; `ms` is one, though none of those that are shown.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is no length of time such as 30m, 24h or 7d");
-    let (mut rest, mut seconds) = (text, 0_u64);
+    read(text).ok_or_else(|| {
+        format!("`{text}` is no length of time such as 500ms, 90s, 1m30s, 24h or 7d")
+    })
+}
+
+fn read(text: &str) -> Option<Duration> {
+    let mut total = (!text.is_empty()).then_some(Duration::ZERO)?;
+    let mut rest = text;
     while !rest.is_empty() {
-        let digits = rest
-            .find(|c: char| !c.is_ascii_digit())
-            .filter(|digits| *digits > 0)
-            .ok_or_else(wrong)?;
-        let (number, unit) = rest.split_at(digits);
-        let mut unit = unit.chars();
-        let factor = unit
-            .next()
-            .and_then(|name| UNITS.iter().find(|(unit, _)| *unit == name))
-            .ok_or_else(wrong)?
-            .1;
-        seconds = number
-            .parse::<u64>()
-            .ok()
-            .and_then(|number| number.checked_mul(factor))
-            .and_then(|more| seconds.checked_add(more))
-            .ok_or_else(wrong)?;
-        rest = unit.as_str();
+        let (number, more) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit())?);
+        let number: u64 = number.parse().ok()?;
+        let unit = more
+            .find(|c: char| c.is_ascii_digit())
+            .unwrap_or(more.len());
+        let (unit, more) = more.split_at(unit);
+        let part = if unit == "ms" {
+            Duration::from_millis(number)
+        } else {
+            let (_, factor) = UNITS.iter().find(|(name, _)| unit == name.to_string())?;
+            Duration::from_secs(number.checked_mul(*factor)?)
+        };
+        total = total.checked_add(part)?;
+        rest = more;
     }
-    if text.is_empty() {
-        return Err(wrong());
-    }
-    Ok(Duration::from_secs(seconds))
+    Some(total)
 }
 
 /// The biggest unit that counts something, and the next one if that does too.
@@ -68,10 +67,12 @@ mod tests {
             ("7d", 604_800, "7d"),
             ("0s", 0, "0s"),
             ("1d1s", 86_401, "1d"),
+            ("1s2000ms", 3, "3s"),
         ] {
             assert_eq!(parse(text), Ok(Duration::from_secs(seconds)), "{text}");
             assert_eq!(show(Duration::from_secs(seconds)), shown);
         }
+        assert_eq!(parse("1h2m3s4ms"), Ok(Duration::from_millis(3_723_004)));
         for bad in [
             "",
             "5",
@@ -80,6 +81,7 @@ mod tests {
             "-5h",
             "5h ",
             "99999999999999999999d",
+            "99999999999999999999s",
             "é",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
