@@ -251,34 +251,36 @@ pub(super) fn start_time(pid: i32) -> u64 {
         .unwrap_or_default()
 }
 
+/// What the process that makes the pod's /dev/shm says when it has.
+const SHM_READY: &str = "\0";
+
 /// Makes the pod's /dev/shm in a mount namespace of its own.
 pub(super) fn make_shm(size: u64) -> io::Result<OwnedFd> {
     let (ours, theirs) = crate::channel::pair()?;
     match sys::clone3(libc::CLONE_NEWNS, None)? {
         sys::Fork::Child => {
             drop(ours);
-            let result = rootfs::shm_namespace(size);
-            let code = i32::from(result.is_err());
-            if let Err(error) = result {
-                complain(&format!("make /dev/shm: {error}"));
-            }
-            // One byte says that the namespace is complete; the shim closes
-            // its end when it has opened it.
-            let _shim_gone = rustix::io::write(&theirs, &[u8::from(code == 0)]);
+            // A message of one NUL says that the namespace is complete, any other why it is
+            // not; the shim closes its end when it has opened it.
+            let reason = rootfs::shm_namespace(size).err();
+            let words = reason
+                .as_ref()
+                .map_or_else(|| SHM_READY.to_owned(), ToString::to_string);
+            let _shim_gone = rustix::io::write(&theirs, words.as_bytes());
             let _closed = rustix::io::read(&theirs, &mut [0; 1]);
-            sys::exit_now(code)
+            sys::exit_now(i32::from(reason.is_some()))
         }
         sys::Fork::Parent { pid, .. } => {
             drop(theirs);
-            let mut ready = [0; 1];
-            let made = rustix::io::read(&ours, &mut ready).is_ok() && ready == [1];
+            let mut words = [0; 512];
+            let read = rustix::io::read(&ours, &mut words);
             let path = PathBuf::from(format!("/proc/{pid}/ns/mnt"));
             let opened = open_namespace(&path);
             drop(ours);
-            if made {
-                opened
-            } else {
-                Err(io::Error::from_raw_os_error(libc::EIO))
+            match String::from_utf8_lossy(&words[..read?]).as_ref() {
+                SHM_READY => opened,
+                "" => Err(io::ErrorKind::UnexpectedEof.into()),
+                reason => Err(io::Error::other(reason)),
             }
         }
     }
