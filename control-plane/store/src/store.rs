@@ -149,6 +149,12 @@ impl Store {
         self.inner.machine.range(request)
     }
 
+    /// CRC32C of every key and version at a revision, and that revision; the same on every member
+    /// that has it. Reads everything: not for async context.
+    pub fn hash(&self, revision: Option<Revision>) -> Result<(u32, Revision), StoreError> {
+        self.inner.machine.view()?.hash(revision)
+    }
+
     /// Waits until the local state holds everything acknowledged anywhere before the call,
     /// and answers its revision.
     pub async fn linearizable(&self) -> Result<Revision, StoreError> {
@@ -182,6 +188,12 @@ impl Store {
     /// Starts a watch.
     pub fn watch(&self, request: WatchRequest) -> Result<Watcher, StoreError> {
         Watcher::start(&self.inner.machine, request)
+    }
+
+    /// Has every watcher that asked for bookmarks learn, after what it is still to see, that it
+    /// has seen everything up to the revision this answers.
+    pub fn bookmark_watchers(&self) -> Revision {
+        self.inner.machine.hub().progress()
     }
 
     /// Forgets the versions superseded at or before `revision`. Space is freed afterwards.

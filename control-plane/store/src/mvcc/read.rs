@@ -16,8 +16,8 @@ use super::tables::{
 };
 use crate::error::{Rejection, StoreError};
 use crate::key_value::{
-    Compare, CompareOp, CompareTarget, KeyValue, LeaseId, Op, OpResponse, RangeRequest,
-    RangeResponse, Revision, Txn, TxnResponse,
+    ALL_KEYS_END, Compare, CompareOp, CompareTarget, KeyValue, LeaseId, Op, OpResponse,
+    RangeRequest, RangeResponse, Revision, Txn, TxnResponse,
 };
 use crate::wal::frame::Position;
 
@@ -129,6 +129,37 @@ impl View {
 }
 
 impl View {
+    /// CRC32C of every key and version at a revision, and that revision.
+    pub(crate) fn hash(&self, revision: Option<Revision>) -> Result<(u32, Revision), StoreError> {
+        let state = self.state()?;
+        check_revision(revision, &state).map_err(StoreError::rejected)?;
+        let request = RangeRequest {
+            end: Bytes::from_static(ALL_KEYS_END),
+            revision,
+            ..RangeRequest::default()
+        };
+        let mut collector = Collector {
+            request: &request,
+            response: RangeResponse::default(),
+            hash: Some(0),
+        };
+        let mut load = || -> Result<(), redb::Error> {
+            let latest = self.txn.open_table(LATEST)?;
+            let history = self.txn.open_table(HISTORY)?;
+            let current = state.revision;
+            Ok(collect(
+                &latest,
+                &history,
+                &request,
+                current,
+                &mut collector,
+            )?)
+        };
+        load().map_err(failed)?;
+        let hash = collector.hash.unwrap_or_default();
+        Ok((hash, revision.unwrap_or(state.revision)))
+    }
+
     /// Runs a transaction that writes in neither branch.
     pub(crate) fn read_txn(&self, txn: &Txn) -> Result<TxnResponse, StoreError> {
         let state = self.state()?;
@@ -268,16 +299,32 @@ where
             revision: current,
             ..RangeResponse::default()
         },
+        hash: None,
     };
+    collect(latest, history, request, current, &mut collector)?;
+    Ok(collector.response)
+}
+
+fn collect<L, H>(
+    latest: &L,
+    history: &H,
+    request: &RangeRequest,
+    current: Revision,
+    collector: &mut Collector<'_>,
+) -> Result<(), redb::StorageError>
+where
+    L: ReadableTable<&'static [u8], &'static [u8]>,
+    H: ReadableTable<(&'static [u8], u64), &'static [u8]>,
+{
     let start: &[u8] = &request.start;
     let end = end_of(start, &request.end);
     let end = end.as_slice();
     if start >= end {
-        return Ok(collector.response);
+        return Ok(());
     }
     match request.revision {
         Some(revision) if revision < current => {
-            range_at(latest, history, start, end, revision, &mut collector)?;
+            range_at(latest, history, start, end, revision, collector)?;
         }
         _ if request.end.is_empty() => {
             if let Some(row) = latest.get(start)? {
@@ -291,17 +338,25 @@ where
             }
         }
     }
-    Ok(collector.response)
+    Ok(())
 }
 
 struct Collector<'a> {
     request: &'a RangeRequest,
     response: RangeResponse,
+    /// Versions are hashed instead of kept.
+    hash: Option<u32>,
 }
 
 impl Collector<'_> {
     fn add(&mut self, key: &[u8], row: &[u8]) -> Result<(), redb::StorageError> {
         self.response.count += 1;
+        if let Some(hash) = &mut self.hash {
+            for part in [&(key.len() as u64).to_le_bytes()[..], key, row] {
+                *hash = crc32c::crc32c_append(*hash, part);
+            }
+            return Ok(());
+        }
         if self.request.count_only {
             return Ok(());
         }

@@ -10,6 +10,7 @@ use crate::error::{Rejection, StoreError};
 use crate::key_value::{
     Compare, CompareOp, CompareTarget, Op, OpResponse, RangeRequest, Txn, TxnResponse,
 };
+use crate::watch::{WatchBatch, WatchError, WatchRequest};
 
 async fn open(dir: &std::path::Path) -> Store {
     let config = StoreConfig {
@@ -201,4 +202,52 @@ async fn leases_can_be_looked_at() {
     assert!(state.left <= state.ttl);
     assert!(store.state_bytes().unwrap() > 0);
     assert_eq!((store.member_id(), store.term()), (1, store.health().term));
+}
+
+#[tokio::test]
+async fn equal_contents_have_equal_hashes() {
+    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (one, other) = (open(one.path()).await, open(other.path()).await);
+    for store in [&one, &other] {
+        run(store, vec![Op::put("a", "1")]).await.unwrap();
+        run(store, vec![Op::put("b", "1")]).await.unwrap();
+    }
+    let at_two = one.hash(None).unwrap();
+    assert_eq!(at_two, other.hash(None).unwrap());
+    assert_eq!(at_two.1, 2);
+    run(&one, vec![Op::put("b", "2")]).await.unwrap();
+    assert_ne!(one.hash(None).unwrap().0, at_two.0);
+    assert_eq!(one.hash(Some(2)).unwrap(), at_two);
+    assert!(matches!(
+        one.hash(Some(9)),
+        Err(StoreError::FutureRevision { .. })
+    ));
+}
+
+#[tokio::test]
+async fn bookmarks_come_when_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    for _ in 0..3 {
+        run(&store, vec![Op::put("other", "")]).await.unwrap();
+    }
+    let watch = |from| {
+        let request = WatchRequest {
+            start: Bytes::from_static(b"k"),
+            from_revision: Some(from),
+            progress: true,
+            ..WatchRequest::default()
+        };
+        store.watch(request).unwrap()
+    };
+    let mut waiting = watch(4);
+    run(&store, vec![Op::put("k", "")]).await.unwrap();
+    run(&store, vec![Op::put("other", "")]).await.unwrap();
+    assert_eq!(store.bookmark_watchers(), 5);
+    let said = |batch: Option<Result<WatchBatch, WatchError>>| {
+        let batch = batch.unwrap().unwrap();
+        (batch.revision, batch.events.len())
+    };
+    assert_eq!(said(waiting.next().await), (4, 1), "what waits comes first");
+    assert_eq!(said(waiting.next().await), (5, 0));
 }

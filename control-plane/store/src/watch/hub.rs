@@ -183,12 +183,14 @@ impl Hub {
     }
 
     /// Lets a watcher in that has seen everything before `from`; `None` starts now. Answers
-    /// `None` when the ring does not reach back that far.
+    /// `None` when the ring does not reach back that far. With `bookmark` the watcher learns at
+    /// once how far it has seen.
     pub(crate) fn subscribe(
         &self,
         range: &Range,
         from: Option<Revision>,
         progress: bool,
+        bookmark: bool,
     ) -> Option<Arc<Subscription>> {
         let mut state = self.state.lock();
         let from = from.unwrap_or(state.last + 1);
@@ -197,7 +199,8 @@ impl Hub {
         }
         let mut queue = Queue {
             from,
-            seen: from - 1,
+            seen: if bookmark { 0 } else { from - 1 },
+            bookmark: bookmark.then_some(state.last),
             end: state.closed.then_some(End::Closed),
             ..Queue::default()
         };
@@ -240,14 +243,15 @@ impl Hub {
     }
 
     /// Sends bookmarks to the watchers that asked for them and have not seen the newest
-    /// revision.
-    pub(crate) fn progress(&self) {
+    /// revision, which it answers.
+    pub(crate) fn progress(&self) -> Revision {
         let state = self.state.lock();
         for subscription in state.groups.values().flatten() {
             if subscription.progress {
                 subscription.bookmark(state.last);
             }
         }
+        state.last
     }
 
     /// Open subscriptions.
@@ -304,7 +308,7 @@ impl Subscription {
 
     fn bookmark(&self, revision: Revision) {
         let mut queue = self.queue.lock();
-        if queue.changes.is_empty() && queue.seen < revision {
+        if queue.seen < revision {
             queue.bookmark = Some(revision);
             drop(queue);
             self.wake.notify_one();

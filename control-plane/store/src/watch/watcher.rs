@@ -52,7 +52,10 @@ impl Watcher {
             });
         }
         let from = request.from_revision.map(|from| from.max(1));
-        let phase = match machine.hub().subscribe(&range, from, request.progress) {
+        let phase = match machine
+            .hub()
+            .subscribe(&range, from, request.progress, false)
+        {
             Some(subscription) => Phase::Live(subscription),
             None => Phase::Past(from.unwrap_or(1)),
         };
@@ -98,7 +101,9 @@ impl Watcher {
     /// One step through the tables; `None` when it led no event to light.
     fn read_past(&mut self, from: Revision) -> Option<Result<WatchBatch, WatchError>> {
         let hub = self.machine.hub();
-        if let Some(subscription) = hub.subscribe(&self.range, Some(from), self.progress) {
+        let progress = self.progress;
+        // The stretch up to here may have been without events: nobody was told that it is past.
+        if let Some(subscription) = hub.subscribe(&self.range, Some(from), progress, progress) {
             self.phase = Phase::Live(subscription);
             return None;
         }
