@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use pintle_control_plane::Cidr;
+use pintle_control_plane::{Cidr, EtcdListen};
 
 use crate::duration;
 
@@ -145,6 +145,11 @@ pub(crate) struct Up {
     /// Domain of the cluster's names [default: cluster.local]
     #[arg(long, value_name = "DOMAIN")]
     pub(crate) cluster_domain: Option<String>,
+    /// Serve the store over etcd's v3 API there, to client certificates of the group
+    /// system:masters; http://127.0.0.1:PORT serves it unencrypted to everybody on this machine
+    /// [default: not served]
+    #[arg(long, value_name = "[https://]ADDR:PORT")]
+    pub(crate) etcd_listen: Option<EtcdListen>,
     /// Settings in YAML; the README lists them
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

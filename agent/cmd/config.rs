@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pintle_agent::node::object::may_label;
 use pintle_agent::session::membership::Membership;
-use pintle_control_plane::{Cidr, ControlPlaneConfig, DefaultTolerations, NodeLife};
+use pintle_control_plane::{Cidr, ControlPlaneConfig, DefaultTolerations, EtcdListen, NodeLife};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{Agent, Instance, Up};
@@ -37,6 +37,7 @@ pub(crate) struct ConfigFile {
     #[serde(default, deserialize_with = "cidr_text::option::deserialize")]
     service_cidr: Option<Cidr>,
     cluster_domain: Option<String>,
+    etcd_listen: Option<EtcdListen>,
     max_pods: Option<u32>,
     pod_pids_limit: Option<u64>,
     cgroup_parent: Option<PathBuf>,
@@ -147,6 +148,8 @@ pub(crate) struct Settings {
     #[serde(with = "cidr_text")]
     pub(crate) service_cidr: Cidr,
     pub(crate) cluster_domain: String,
+    /// Where the etcd API is served.
+    pub(crate) etcd_listen: Option<EtcdListen>,
     pub(crate) max_pods: u32,
     pub(crate) pod_pids_limit: Option<u64>,
     /// Where pods' cgroups go and the Service programs attach; `None`: the root of cgroup v2.
@@ -241,6 +244,7 @@ impl Settings {
                 .clone()
                 .or(file.cluster_domain)
                 .unwrap_or(defaults.cluster_domain),
+            etcd_listen: up.etcd_listen.or(file.etcd_listen),
             max_pods: file.max_pods.unwrap_or(110),
             pod_pids_limit: file.pod_pids_limit,
             cgroup_parent: file.cgroup_parent,
@@ -291,6 +295,7 @@ impl Settings {
             pod_cidr: cluster("podCidr", &membership.pod_cidr)?,
             service_cidr: cluster("serviceCidr", &membership.service_cidr)?,
             cluster_domain: membership.cluster_domain.clone(),
+            etcd_listen: None,
             node_life: defaults.node_life,
             default_tolerations: defaults.default_tolerations,
             max_pods: file.max_pods.unwrap_or(110),
@@ -327,6 +332,7 @@ impl Settings {
             kubeconfig: self.kubeconfig.clone(),
             node_life: self.node_life,
             default_tolerations: self.default_tolerations,
+            etcd_listen: self.etcd_listen,
             ..defaults
         }
     }
@@ -345,6 +351,15 @@ impl Settings {
             return Err(ConfigError::Value {
                 option: "port",
                 value: "0".to_owned(),
+                reason: "give a port from 1 to 65535".to_owned(),
+            });
+        }
+        if let Some(etcd) = self.etcd_listen
+            && etcd.address.port() == 0
+        {
+            return Err(ConfigError::Value {
+                option: "etcd-listen",
+                value: etcd.to_string(),
                 reason: "give a port from 1 to 65535".to_owned(),
             });
         }
@@ -429,6 +444,7 @@ impl ConfigFile {
             ("podCidr", file.pod_cidr.is_some()),
             ("serviceCidr", file.service_cidr.is_some()),
             ("clusterDomain", file.cluster_domain.is_some()),
+            ("etcdListen", file.etcd_listen.is_some()),
             (
                 "nodeMonitorGracePeriod",
                 file.node_monitor_grace_period.is_some(),
@@ -596,6 +612,10 @@ mod tests {
             ),
             (["--port", "0"], "--port `0`"),
             (
+                ["--etcd-listen", "127.0.0.1:0"],
+                "--etcd-listen `https://127.0.0.1:0`: give a port",
+            ),
+            (
                 ["--cluster-domain", "Cluster_Local"],
                 "--cluster-domain Cluster_Local",
             ),
@@ -652,7 +672,7 @@ mod tests {
     fn a_flag_wins_over_the_file() {
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("config.yaml");
-        std::fs::write(&file, "port: 7443\nnodeName: from-file\nregistries:\n  docker.io:\n    mirrors: [\"http://127.0.0.1:5000\"]\n")
+        std::fs::write(&file, "port: 7443\nnodeName: from-file\netcdListen: http://127.0.0.1:2379\nregistries:\n  docker.io:\n    mirrors: [\"http://127.0.0.1:5000\"]\n")
             .expect("written");
         let file = file.to_str().expect("text");
         let settings = resolve(&["--config", file, "--port", "8443"]).expect("resolves");
@@ -663,6 +683,8 @@ mod tests {
             .expect_err("refused")
             .to_string();
         assert!(error.contains("node-role.kubernetes.io/db"), "{error}");
+        let etcd = settings.etcd_listen.expect("from the file");
+        assert_eq!(etcd.to_string(), "http://127.0.0.1:2379");
         std::fs::write(file, "prot: 1\n").expect("written");
         let error = resolve(&["--config", file])
             .expect_err("refused")

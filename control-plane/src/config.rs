@@ -11,6 +11,8 @@ use std::time::Duration;
 use pintle_api::server::DefaultTolerations;
 use pintle_controllers::NodeLife;
 
+use crate::etcd::EtcdListen;
+
 /// The port that etcd uses for the same.
 const RAFT_PORT: u16 = 2380;
 /// How often a node's agent renews its Lease.
@@ -57,6 +59,8 @@ pub struct ControlPlaneConfig {
     pub node_life: NodeLife,
     /// How long pods stay on a lost node that do not say it.
     pub default_tolerations: DefaultTolerations,
+    /// `--etcd-listen`: where the etcd API is served; port 0 takes a free one.
+    pub etcd_listen: Option<EtcdListen>,
 }
 
 /// Life of a node's certificate unless the operator says otherwise.
@@ -83,6 +87,7 @@ impl Default for ControlPlaneConfig {
             node_certificate_life: NODE_CERTIFICATE_LIFE,
             node_life: NodeLife::default(),
             default_tolerations: DefaultTolerations::default(),
+            etcd_listen: None,
         }
     }
 }

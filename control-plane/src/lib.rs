@@ -16,6 +16,7 @@
 
 mod clock;
 pub mod config;
+pub mod etcd;
 mod files;
 pub mod identity;
 pub mod join;
@@ -34,6 +35,7 @@ pub mod token;
 mod version_skew;
 
 pub use config::{Cidr, ControlPlaneConfig, Joins};
+pub use etcd::EtcdListen;
 pub use pintle_api::server::DefaultTolerations;
 pub use pintle_controllers::NodeLife;
 pub use run::{BuildError, ControlPlane, RunError};

@@ -30,6 +30,7 @@ use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
 use crate::config::{ConfigError, ControlPlaneConfig, Joins};
+use crate::etcd::{self, Etcd, EtcdListen};
 use crate::identity::{BoundTokenVerifier, IdentityEndpoints, Minter};
 use crate::join::JoinServer;
 use crate::kubeconfig::KubeconfigError;
@@ -140,6 +141,8 @@ struct Inner {
     sessions: Sessions,
     settings: ClusterSettings,
     listeners: Mutex<Option<Vec<TcpListener>>>,
+    etcd: Option<EtcdListen>,
+    etcd_listener: Mutex<Option<TcpListener>>,
     ready: watch::Sender<bool>,
 }
 
@@ -158,6 +161,7 @@ impl ControlPlane {
     pub async fn build(config: ControlPlaneConfig) -> Result<Self, BuildError> {
         config.check()?;
         let (address, listeners) = listen(&config)?;
+        let (etcd, etcd_listener) = config.etcd_listen.map(listen_etcd).transpose()?.unzip();
         check_paths(&config)?;
 
         let state_dir = config.state_dir();
@@ -174,6 +178,7 @@ impl ControlPlane {
                 config.advertise_address(),
                 config.pod_gateway(),
                 config.api_service_address(),
+                etcd.map_or(config.bind, |etcd| etcd.address.ip()),
             ],
             &config.more_names,
         );
@@ -244,6 +249,8 @@ impl ControlPlane {
                 sessions,
                 settings,
                 listeners: Mutex::new(Some(listeners)),
+                etcd,
+                etcd_listener: Mutex::new(etcd_listener),
                 ready: watch::Sender::new(false),
             }),
         })
@@ -268,6 +275,7 @@ impl ControlPlane {
         ));
         tasks.spawn(take_part(self.clone(), shutdown.clone()));
         self.spawn_leader_work(&shutdown, &tasks);
+        self.spawn_etcd(&tls, &shutdown, &tasks);
         inner.ready.send_replace(true);
         tracing::info!(address = %inner.address, "the API is served");
         server::serve(listeners, tls, services, shutdown).await;
@@ -292,6 +300,11 @@ impl ControlPlane {
     /// Where the API listens, for clients on this machine.
     pub fn address(&self) -> SocketAddr {
         self.inner.config.local_endpoint(self.inner.address.port())
+    }
+
+    /// Where the etcd API is served.
+    pub fn etcd(&self) -> Option<EtcdListen> {
+        self.inner.etcd
     }
 
     /// The cluster's CA certificate, PEM.
@@ -399,7 +412,41 @@ impl ControlPlane {
             },
             "an agent connects by itself; its log says what keeps it from doing so",
         );
-        vec![api, store, sessions]
+        let mut checks = vec![api, store, sessions];
+        if let Some(etcd) = self.inner.etcd {
+            checks.push(check(
+                "control plane",
+                "etcd api",
+                serving,
+                etcd.to_string(),
+                "see the log of `pintle up` for why it stopped",
+            ));
+        }
+        checks
+    }
+
+    /// The etcd API, where it is wanted.
+    fn spawn_etcd(
+        &self,
+        tls: &Arc<rustls::ServerConfig>,
+        shutdown: &CancellationToken,
+        tasks: &TaskTracker,
+    ) {
+        let inner = &self.inner;
+        let listener = inner.etcd_listener.lock().take();
+        let (Some(listen), Some(listener)) = (inner.etcd, listener) else {
+            return;
+        };
+        let etcd = Etcd::new(
+            inner.store.clone(),
+            &inner.config.node_name,
+            listen.to_string(),
+            tasks.clone(),
+            shutdown.clone(),
+        );
+        let tls = (!listen.plain).then(|| Arc::clone(tls));
+        tracing::info!(address = %listen, "the etcd API is served");
+        tasks.spawn(etcd::listen::serve(listener, tls, etcd, shutdown.clone()));
     }
 
     /// Controllers and scheduler, while this member leads.
@@ -586,6 +633,19 @@ fn listen(config: &ControlPlaneConfig) -> Result<(SocketAddr, Vec<TcpListener>),
         listeners.push(server::bind(gateway, true).map_err(|source| failed(gateway, source))?);
     }
     Ok((address, listeners))
+}
+
+/// Binds the etcd API's address; answers it with the port that was given.
+fn listen_etcd(wanted: EtcdListen) -> Result<(EtcdListen, TcpListener), BuildError> {
+    let failed = |source| BuildError::Listen {
+        option: "--etcd-listen",
+        value: wanted.to_string(),
+        address: wanted.address,
+        source,
+    };
+    let listener = server::bind(wanted.address, false).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((EtcdListen { address, ..wanted }, listener))
 }
 
 fn check_paths(config: &ControlPlaneConfig) -> Result<(), BuildError> {

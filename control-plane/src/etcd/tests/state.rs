@@ -1,0 +1,90 @@
+//! Status, hashes, alarms, members, and what is not there.
+
+use pb::alarm_request::AlarmAction;
+use pintle_proto::etcd::etcdserverpb as pb;
+use tonic::Code;
+
+use super::{Server, refused};
+
+#[tokio::test]
+async fn a_member_tells_how_it_does() {
+    let server = Server::start().await;
+    let revision = server.put("a", "1").await;
+    let status = server.maintenance().status(pb::StatusRequest {}).await;
+    let status = status.unwrap().into_inner();
+    assert!(status.version.starts_with("3.5."));
+    assert_eq!((status.leader, status.is_learner), (1, false));
+    assert!(status.db_size > 0 && status.raft_index > 0 && status.raft_term > 0);
+    assert_eq!(status.header.unwrap().revision, revision);
+    assert!(status.errors.is_empty());
+
+    let mut cluster = server.cluster();
+    let members = cluster.member_list(pb::MemberListRequest { linearizable: true });
+    let members = members.await.unwrap().into_inner().members;
+    assert_eq!((members.len(), members[0].id), (1, 1));
+    assert_eq!(members[0].name, "n1");
+    assert!(members[0].client_ur_ls[0].starts_with("http://127.0.0.1:"));
+}
+
+#[tokio::test]
+async fn a_hash_is_of_a_revision() {
+    let server = Server::start().await;
+    let first = server.put("a", "1").await;
+    let hash = async |revision: i64| {
+        let request = pb::HashKvRequest { revision };
+        let response = server.maintenance().hash_kv(request).await?.into_inner();
+        Ok::<_, tonic::Status>((response.hash, response.header.unwrap().revision))
+    };
+    let before = hash(0).await.unwrap();
+    assert_eq!(before.1, first);
+    server.put("a", "2").await;
+    assert_ne!(hash(0).await.unwrap().0, before.0);
+    assert_eq!(hash(first).await.unwrap(), before);
+    assert_eq!(refused(hash(99).await).0, Code::OutOfRange);
+}
+
+#[tokio::test]
+async fn alarms_are_the_stores_own() {
+    let server = Server::start().await;
+    let ask = async |action: AlarmAction| {
+        let request = pb::AlarmRequest {
+            action: action.into(),
+            ..pb::AlarmRequest::default()
+        };
+        server.maintenance().alarm(request).await
+    };
+    for action in [AlarmAction::Get, AlarmAction::Deactivate] {
+        assert!(ask(action).await.unwrap().into_inner().alarms.is_empty());
+    }
+    let refused = refused(ask(AlarmAction::Activate).await);
+    assert_eq!(refused.0, Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_is_said() {
+    let server = Server::start().await;
+    let mut maintenance = server.maintenance();
+    maintenance
+        .defragment(pb::DefragmentRequest {})
+        .await
+        .unwrap();
+    let moved = maintenance.move_leader(pb::MoveLeaderRequest { target_id: 2 });
+    assert_eq!(refused(moved.await).0, Code::Unimplemented);
+    let mut cluster = server.cluster();
+    let unknown = cluster
+        .member_remove(pb::MemberRemoveRequest { id: 9 })
+        .await;
+    assert_eq!(
+        refused(unknown),
+        (Code::NotFound, "etcdserver: member not found".to_owned())
+    );
+    let last = cluster
+        .member_remove(pb::MemberRemoveRequest { id: 1 })
+        .await;
+    assert_eq!(refused(last).0, Code::FailedPrecondition);
+    let promoted = cluster.member_promote(pb::MemberPromoteRequest { id: 1 });
+    assert_eq!(
+        refused(promoted.await).1,
+        "etcdserver: can only promote a learner member"
+    );
+}
