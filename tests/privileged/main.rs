@@ -19,6 +19,7 @@
 mod bad_input;
 mod crash;
 mod drain;
+mod etcdctl;
 mod host;
 mod journey;
 mod life_cycle;

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::command::{find, is_root, output, quiet, run};
 
 /// What any task may need: a program, and the Debian package that brings it.
-const NEEDS: [(&str, &str); 8] = [
+const NEEDS: [(&str, &str); 9] = [
     ("cc", "gcc"),
     ("make", "make"),
     ("ip", "iproute2"),
@@ -20,6 +20,7 @@ const NEEDS: [(&str, &str); 8] = [
     ("cpio", "cpio"),
     ("depmod", "kmod"),
     ("busybox", "busybox-static"),
+    ("etcdctl", "etcd-client"),
 ];
 
 /// The Debian package that holds kubectl 1.20.
