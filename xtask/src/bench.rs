@@ -2,6 +2,7 @@
 //! one summary line, and fails when a figure misses what it must be.
 
 mod memory;
+pub(crate) mod store;
 pub(crate) mod up;
 
 use std::fmt::Write as _;
@@ -35,8 +36,13 @@ impl Figure {
 
 /// Prints and stores the figures; an error names every missed "must".
 pub(crate) fn report(workspace: &Path, name: &str, figures: &[Figure]) -> Result<()> {
-    let bound =
-        |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value}"));
+    // A limit such as a third needs no sixteen digits.
+    let bound = |value: Option<f64>| {
+        value.map_or_else(
+            || "-".to_owned(),
+            |value| format!("{}", (value * 1000.0).round() / 1000.0),
+        )
+    };
     println!(
         "\n{:<44} {:>10} {:>10} {:>10} {:>8} {:>8}  unit",
         "figure", "median", "min", "max", "aim", "must"
@@ -77,9 +83,11 @@ pub(crate) fn report(workspace: &Path, name: &str, figures: &[Figure]) -> Result
     let missed: Vec<_> = figures.iter().filter(|figure| figure.misses()).collect();
     let mut summary = format!("bench {name}:");
     for figure in figures.iter().filter(|figure| figure.must.is_some()) {
+        // Ratios lie around one.
+        let digits = if figure.unit == "×" { 2 } else { 0 };
         write!(
             summary,
-            " {} {:.0} {};",
+            " {} {:.digits$} {};",
             figure.name,
             figure.median(),
             figure.unit

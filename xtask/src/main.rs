@@ -75,6 +75,15 @@ enum Task {
 
 #[derive(Subcommand)]
 enum Bench {
+    /// The store beside Debian's etcd under the same load: puts, reads, watches, memory
+    Store {
+        /// A binary built before, instead of a fresh release build
+        #[arg(long, value_name = "FILE")]
+        pintle: Option<PathBuf>,
+        /// A load generator built before, likewise
+        #[arg(long, value_name = "FILE")]
+        load: Option<PathBuf>,
+    },
     /// Start of a node, the journey of web.yaml, memory and idle CPU
     Up {
         /// A binary built before, instead of a fresh release build
@@ -119,6 +128,12 @@ fn run(task: Task) -> Result<()> {
         Task::Bench {
             bench: Bench::Up { pintle },
         } => bench::up::run(&workspace, &binary(&workspace, pintle)?),
+        Task::Bench {
+            bench: Bench::Store { pintle, load },
+        } => {
+            let load = load.map_or_else(|| bench::store::build_load(&workspace), Ok)?;
+            bench::store::run_store(&workspace, &binary(&workspace, pintle)?, &load)
+        }
         Task::Images => images::run(&workspace).map(drop),
         Task::Tidy => tidy::run(&workspace),
         Task::Codegen => codegen::run(&workspace),

@@ -17,6 +17,19 @@ pub(super) fn pss_mib(pid: u32) -> Result<f64> {
     Ok(kib / 1024.0)
 }
 
+/// Resident set size of a process, in MiB (proc_pid_status in proc(5)).
+pub(super) fn rss_mib(pid: u32) -> Result<f64> {
+    let path = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    let kib: f64 = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .and_then(|rest| rest.split_whitespace().next())
+        .and_then(|number| number.parse().ok())
+        .with_context(|| format!("{path} has no VmRSS line"))?;
+    Ok(kib / 1024.0)
+}
+
 /// CPU time a process has used, in clock ticks (proc_pid_stat in proc(5)).
 pub(super) fn cpu_ticks(pid: u32) -> Result<u64> {
     let path = format!("/proc/{pid}/stat");
