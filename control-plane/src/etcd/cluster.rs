@@ -1,9 +1,11 @@
 //! The Cluster service: who the store's members are.
 //!
-//! Watches and changes nothing yet: this member is the whole cluster, and what would change that
-//! is refused with words.
+//! Watches nothing; removes and promotes members through the store, whose group reacts. Adding is
+//! refused with words: a new member needs a certificate of the cluster too, which it gets when it
+//! joins by itself.
 
 use pintle_proto::etcd::etcdserverpb as pb;
+use pintle_store::Member;
 use tonic::{Request, Response, Status};
 
 use super::Etcd;
@@ -27,10 +29,19 @@ impl pb::cluster_server::Cluster for Etcd {
         &self,
         request: Request<pb::MemberRemoveRequest>,
     ) -> Answer<pb::MemberRemoveResponse> {
-        self.known(request.into_inner().id)?;
-        Err(Status::failed_precondition(
-            "etcdserver: re-configuration failed due to not enough started members",
-        ))
+        let id = request.into_inner().id;
+        self.known(id)?;
+        if self.store().members().len() == 1 {
+            return Err(Status::failed_precondition(
+                "etcdserver: re-configuration failed due to not enough started members",
+            ));
+        }
+        let removed = self.store().remove_member(id).await;
+        removed.map_err(|error| from_store(&error))?;
+        Ok(Response::new(pb::MemberRemoveResponse {
+            header: Some(self.header_now()),
+            members: self.members(),
+        }))
     }
 
     async fn member_update(
@@ -61,22 +72,44 @@ impl pb::cluster_server::Cluster for Etcd {
         &self,
         request: Request<pb::MemberPromoteRequest>,
     ) -> Answer<pb::MemberPromoteResponse> {
-        self.known(request.into_inner().id)?;
-        Err(Status::failed_precondition(
-            "etcdserver: can only promote a learner member",
-        ))
+        let id = request.into_inner().id;
+        self.known(id)?;
+        let voter = |member: &Member| member.id == id && member.voter;
+        if self.store().members().iter().any(voter) {
+            return Err(Status::failed_precondition(
+                "etcdserver: can only promote a learner member",
+            ));
+        }
+        let promoted = self.store().promote(id).await;
+        promoted.map_err(|error| from_store(&error))?;
+        Ok(Response::new(pb::MemberPromoteResponse {
+            header: Some(self.header_now()),
+            members: self.members(),
+        }))
     }
 }
 
 impl Etcd {
+    /// The members. Only this one's name and address for clients are known here: others are shown
+    /// by number, and their own member list says the rest.
     fn members(&self) -> Vec<pb::Member> {
-        vec![pb::Member {
-            id: self.store().member_id(),
-            name: self.inner.member_name.clone(),
-            peer_ur_ls: Vec::new(),
-            client_ur_ls: vec![self.inner.client_url.clone()],
-            is_learner: false,
-        }]
+        let own = self.store().member_id();
+        let member = |member: Member| pb::Member {
+            id: member.id,
+            name: if member.id == own {
+                self.inner.member_name.clone()
+            } else {
+                format!("member-{}", member.id)
+            },
+            peer_ur_ls: peer_urls(&member.address),
+            client_ur_ls: if member.id == own {
+                vec![self.inner.client_url.clone()]
+            } else {
+                Vec::new()
+            },
+            is_learner: !member.voter,
+        };
+        self.store().members().into_iter().map(member).collect()
     }
 
     fn known(&self, id: u64) -> Result<(), Status> {
@@ -86,4 +119,12 @@ impl Etcd {
             .then_some(())
             .ok_or_else(member_not_found)
     }
+}
+
+fn peer_urls(address: &str) -> Vec<String> {
+    // A member that is the whole group may have none.
+    (!address.is_empty())
+        .then(|| format!("https://{address}"))
+        .into_iter()
+        .collect()
 }

@@ -80,6 +80,11 @@ pub(super) fn from_store(error: &StoreError) -> Status {
             Status::unavailable("etcdserver: leader changed")
         }
         StoreError::Closed => stopped(),
+        // Clients look whether a write happened before they repeat it, as after any time-out.
+        StoreError::OutcomeUnknown { .. } => Status::unavailable("etcdserver: request timed out"),
+        StoreError::Members { cause } | StoreError::Refused { cause } => {
+            Status::failed_precondition(format!("etcdserver: {cause}"))
+        }
         StoreError::DiskFull { .. } => {
             Status::resource_exhausted("etcdserver: mvcc: database space exceeded")
         }
