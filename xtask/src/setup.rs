@@ -25,6 +25,8 @@ const NEEDS: [(&str, &str); 9] = [
 
 /// The Debian package that holds kubectl 1.20.
 const KUBECTL_PACKAGE: &str = "kubernetes-client";
+/// The Debian package that holds etcd 3.4.
+const ETCD_PACKAGE: &str = "etcd-server";
 
 /// Installs every missing program.
 pub(crate) fn run_setup(workspace: &Path) -> Result<()> {
@@ -79,6 +81,22 @@ pub(crate) fn refresh_package_lists() -> Result<()> {
 fn update() -> Result<()> {
     println!("setup: reading Debian's package lists");
     quiet(apt().arg("update"))
+}
+
+/// An etcd to compare with: that of the PATH, else Debian's, unpacked under target/tools.
+/// Installing the package would start a server on the machine.
+pub(crate) fn etcd(workspace: &Path) -> Result<PathBuf> {
+    if let Some(etcd) = find("etcd") {
+        return Ok(etcd);
+    }
+    let target = crate::target_dir(workspace);
+    let dir = target.join("tools").join(ETCD_PACKAGE);
+    let etcd = dir.join("usr/bin/etcd");
+    if !etcd.exists() {
+        println!("setup: unpacking Debian's etcd");
+        unpack(&download(&target.join("debs"), ETCD_PACKAGE)?, &dir)?;
+    }
+    Ok(etcd)
 }
 
 /// Debian's kubectl 1.20, unpacked under target/tools beside whatever kubectl the PATH has:

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::memory::rss_mib;
 use super::{Figure, report};
-use crate::command::{find, output, quiet, run};
+use crate::command::{output, quiet, run};
 use crate::setup;
 
 /// Rounds; a figure is the median of them.
@@ -122,15 +122,13 @@ pub(crate) fn build_load(workspace: &Path) -> Result<PathBuf> {
 /// Measures everything and reports.
 pub(crate) fn run_store(workspace: &Path, pintle: &Path, load: &Path) -> Result<()> {
     setup::run_setup(workspace)?;
-    if find("etcd").is_none() {
-        setup::install(&["etcd-server"])?;
-    }
+    let etcd = setup::etcd(workspace)?;
     // Under target, so that both write to the disk the workspace is on.
     let root = crate::target_dir(workspace).join("bench");
     std::fs::create_dir_all(&root)?;
     let dir = tempfile::tempdir_in(root)?;
     let ours = Server::pintle(pintle, &dir.path().join("pintle"))?;
-    let theirs = Server::etcd(&dir.path().join("etcd"))?;
+    let theirs = Server::etcd(&etcd, &dir.path().join("etcd"))?;
     let servers = [&ours, &theirs];
     for server in servers {
         server.wait(load)?;
@@ -273,9 +271,9 @@ impl Server {
         Self::start("Pintle", PINTLE_URL, up, Some(instance(&["down"])), dir)
     }
 
-    fn etcd(dir: &Path) -> Result<Self> {
+    fn etcd(etcd: &Path, dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
-        let mut etcd = Command::new("etcd");
+        let mut etcd = Command::new(etcd);
         etcd.arg("--data-dir").arg(dir.join("data"));
         for (flag, value) in [
             ("--listen-client-urls", ETCD_URL),
