@@ -121,6 +121,40 @@ impl Node {
         self.kubectl = kubectl;
     }
 
+    /// The minor version of the kubectl in use: on a bare Debian 12 there is only 1.20.
+    pub fn kubectl_minor(&self) -> u32 {
+        let version = self.kubectl("version --client -o json");
+        let version: serde_json::Value = serde_json::from_str(&version).expect("JSON");
+        let minor = version["clientVersion"]["minor"].as_str();
+        let minor = minor.and_then(|minor| minor.trim_end_matches('+').parse().ok());
+        minor.unwrap_or_else(|| panic!("kubectl's version in {version}"))
+    }
+
+    /// Sets the Ready condition of the object at an API path, as only the control plane and the
+    /// node do.
+    pub fn set_ready(&self, path: &str, status: &str, reason: &str) {
+        let object = self.kubectl(&format!("get --raw {path}"));
+        let mut object: serde_json::Value = serde_json::from_str(&object).expect("JSON");
+        let conditions = object["status"]["conditions"].as_array_mut();
+        let ready = conditions
+            .and_then(|all| {
+                all.iter_mut()
+                    .find(|condition| condition["type"] == "Ready")
+            })
+            .expect("a Ready condition");
+        ready["status"] = status.into();
+        ready["reason"] = reason.into();
+        // Whatever was written meanwhile is as old as this.
+        if let Some(metadata) = object["metadata"].as_object_mut() {
+            metadata.remove("resourceVersion");
+        }
+        let out = self.kubectl_stdin(
+            &format!("replace --raw {path}/status -f -"),
+            &object.to_string(),
+        );
+        assert!(out.status.success(), "{}", text(&out.stderr));
+    }
+
     /// A path in the node's folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
