@@ -8,7 +8,7 @@
 //!   etcdctl ──gRPC──▶ listen ──admin certificate?──▶ kv ───┐
 //!                        │                           watch ├─▶ keyspace ──▶ pintle-store
 //!                        └── /health, /version       lease ┘    key ↔ /etcd/key
-//!                                                    cluster, maintenance
+//!                                                    cluster, maintenance ─▶ snapshot
 //! ```
 //!
 //! # Whose keys
@@ -27,6 +27,8 @@
 //! - Keys are at most 4 090 bytes, transactions 16 MiB.
 //! - Defragmenting does nothing, because the state database reuses its free pages.
 //! - A watch from exactly the compacted revision is refused, like one before it.
+//! - A snapshot holds keys and leases, not members. An etcd that restores it goes on from the last
+//!   revision at which a client wrote.
 
 pub mod address;
 mod cluster;
@@ -37,22 +39,28 @@ mod lease;
 pub(crate) mod listen;
 mod maintenance;
 mod range;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod txn;
 mod watch;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{any, get};
+use axum::routing::get;
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
 use pintle_proto::etcd::etcdserverpb as pb;
 use pintle_store::{Revision, Store};
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
-use tonic::service::Routes;
+use tonic::body::Body;
+use tonic::codegen::{Body as HttpBody, StdError};
+use tower::Service as _;
 
 pub use address::EtcdListen;
 
@@ -100,26 +108,40 @@ impl Etcd {
         }
     }
 
-    /// All services.
-    pub(crate) fn grpc(&self) -> Router {
-        Routes::new(
-            pb::kv_server::KvServer::new(self.clone()).max_decoding_message_size(MAX_REQUEST_BYTES),
-        )
-        .add_service(pb::watch_server::WatchServer::new(self.clone()))
-        .add_service(pb::lease_server::LeaseServer::new(self.clone()))
-        .add_service(pb::cluster_server::ClusterServer::new(self.clone()))
-        .add_service(pb::maintenance_server::MaintenanceServer::new(self.clone()))
-        .into_axum_router()
-        .route(
-            "/etcdserverpb.Auth/{method}",
-            any(async || {
-                Status::unimplemented(
+    /// Calls the service a request is for.
+    pub(crate) fn grpc<B>(
+        &self,
+        request: Request<B>,
+    ) -> BoxFuture<'static, Result<Response<Body>, Infallible>>
+    where
+        B: HttpBody + Send + 'static,
+        B::Error: Into<StdError> + Send + 'static,
+    {
+        // No router: each of the services looks at the whole path itself.
+        let service = request.uri().path().split('/').nth(1).unwrap_or_default();
+        match service {
+            "etcdserverpb.KV" => pb::kv_server::KvServer::new(self.clone())
+                .max_decoding_message_size(MAX_REQUEST_BYTES)
+                .call(request),
+            "etcdserverpb.Watch" => pb::watch_server::WatchServer::new(self.clone()).call(request),
+            "etcdserverpb.Lease" => pb::lease_server::LeaseServer::new(self.clone()).call(request),
+            "etcdserverpb.Cluster" => {
+                pb::cluster_server::ClusterServer::new(self.clone()).call(request)
+            }
+            "etcdserverpb.Maintenance" => {
+                pb::maintenance_server::MaintenanceServer::new(self.clone()).call(request)
+            }
+            unknown => {
+                let reason = if unknown == "etcdserverpb.Auth" {
                     "users, roles and passwords are not supported: a client certificate of the \
-                     group system:masters may do everything, others nothing",
-                )
-                .into_http::<axum::body::Body>()
-            }),
-        )
+                     group system:masters may do everything, others nothing"
+                } else {
+                    "etcdserver: no such service"
+                };
+                let answer = Status::unimplemented(reason).into_http();
+                Box::pin(std::future::ready(Ok(answer)))
+            }
+        }
     }
 
     /// What etcd answers over plain HTTP to those who probe it.

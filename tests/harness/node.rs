@@ -545,6 +545,16 @@ pub fn debian_kubectl() -> PathBuf {
     target_dir().join("tools/kubernetes-client/usr/bin/kubectl")
 }
 
+/// The etcd on the PATH, or else Debian's, which `cargo xtask setup` unpacks.
+pub fn etcd() -> PathBuf {
+    let unpacked = target_dir().join("tools/etcd-server/usr/bin/etcd");
+    if unpacked.exists() {
+        unpacked
+    } else {
+        PathBuf::from("etcd")
+    }
+}
+
 /// Runs a command that must succeed and gives its output.
 pub fn run(command: &mut Command) -> String {
     let out = command

@@ -1,10 +1,11 @@
-//! etcd's own client, Debian's `etcdctl` 3.4, against `--etcd-listen`: the habits of operators.
+//! etcd's own client, Debian's `etcdctl` 3.4, against `--etcd-listen`: the habits of operators. And
+//! etcd itself, which restores a snapshot.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
-use crate::harness::node::{Node, run, text};
+use crate::harness::node::{Node, etcd, run, text};
 
 const CONFIG: &str = "etcdListen: 127.0.0.1:2379\n";
 
@@ -76,6 +77,7 @@ fn etcdctl_habits_work() {
     watches(&node);
     leases(&node);
     the_cluster(&node);
+    snapshots(&node);
 
     // Nobody without a certificate of the administrators.
     let mut stranger = Command::new("etcdctl");
@@ -219,6 +221,120 @@ fn the_cluster(node: &Node) {
     assert!(ok(node, "lock mutex echo held").contains("held"));
     let auth = fails(node, "auth enable");
     assert!(auth.contains("client certificate"), "{auth}");
+}
+
+/// A snapshot is taken, looked at, restored by etcd's own tools, and served by etcd with the same
+/// keys, versions and leases.
+fn snapshots(node: &Node) {
+    for number in 0..500 {
+        // Enough for a tree of several levels.
+        if number % 50 == 0 {
+            let value = "v".repeat(6000 + number);
+            ok(node, &format!("put many/{number:03} {value}"));
+        }
+    }
+    let granted = ok(node, "lease grant 3600");
+    let id = granted.split(' ').nth(1).expect("an id").to_owned();
+    ok(node, &format!("put --lease={id} many/leased value"));
+    let before = field(&ok(node, "get many/000 -w json"), "mod_revision");
+    ok(node, "put many/000 newer");
+    let (file, dir) = (node.path("snapshot.db"), node.path("restored"));
+    let (file, dir) = (file.display(), dir.display());
+    ok(node, &format!("snapshot save {file}"));
+    let revision = field(&ok(node, "get many/000 -w json"), "mod_revision");
+    let status = ok(node, &format!("snapshot status {file} -w json"));
+    assert_eq!(field(&status, "revision"), revision, "{status}");
+    let keys: u64 = field(&status, "totalKey").parse().expect("a number");
+    assert!(keys > 12, "{status}");
+
+    if Command::new(etcd()).arg("--version").output().is_err() {
+        println!("skipped: restoring needs etcd (Debian: etcd-server)");
+        return;
+    }
+    let peer = "http://127.0.0.1:2391";
+    ok(
+        node,
+        &format!(
+            "snapshot restore {file} --data-dir {dir} --name restored --initial-cluster \
+             restored={peer} --initial-advertise-peer-urls {peer}"
+        ),
+    );
+    let mut restored = Restored::start(node, &dir.to_string(), peer);
+    let all = "get '' --from-key";
+    assert_eq!(restored.ask(all), ok(node, all));
+    for key in ["fruit/apple", "many/000", "many/leased"] {
+        let fields = format!("get {key} -w fields");
+        let of = |text: String| {
+            let lines = text.lines().skip_while(|line| !line.starts_with("\"Key\""));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let wanted = of(ok(node, &fields));
+        assert!(wanted.len() > 4, "{wanted:?}");
+        assert_eq!(of(restored.ask(&fields)), wanted);
+    }
+    // The versions before are there too.
+    let old = format!("get many/000 --print-value-only --rev={before}");
+    assert_eq!(restored.ask(&old), ok(node, &old));
+    let leases = restored.ask(&format!("lease timetolive {id} --keys"));
+    assert!(leases.contains("granted with TTL(3600s)"), "{leases}");
+    assert!(leases.contains("attached keys([many/leased])"), "{leases}");
+    // It is a whole etcd: it writes, deletes and compacts what it got.
+    restored.ask("del many/ --prefix");
+    let put = restored.ask("put fruit/apple restored -w json");
+    restored.ask(&format!("compact {} --physical", field(&put, "revision")));
+    restored.ask("defrag");
+    assert_eq!(restored.ask("get many/ --prefix"), "");
+}
+
+/// Debian's etcd on a restored folder; asking it after it ended fails.
+struct Restored(Child);
+
+impl Restored {
+    const URL: &str = "http://127.0.0.1:2389";
+
+    fn start(node: &Node, dir: &str, peer: &str) -> Self {
+        let log = fs::File::create(node.path("etcd.log")).expect("created");
+        let child = Command::new(etcd())
+            .args(["--name", "restored", "--data-dir", dir])
+            .args(["--listen-client-urls", Self::URL])
+            .args(["--advertise-client-urls", Self::URL])
+            .args(["--listen-peer-urls", peer])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("cloned"))
+            .stderr(log)
+            .spawn()
+            .expect("etcd starts");
+        let restored = Self(child);
+        node.wait("etcd serves what it restored", |_| {
+            let health = Self::command("endpoint health").output();
+            health.is_ok_and(|out| out.status.success())
+        });
+        restored
+    }
+
+    fn command(line: &str) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["60", "etcdctl"]).env("ETCDCTL_API", "3");
+        command.args(["--endpoints", Self::URL]);
+        let words = line.split(' ').filter(|word| !word.is_empty());
+        command.args(words.map(|word| word.trim_matches('\'')));
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        let ended = self.0.try_wait().expect("asked");
+        assert!(ended.is_none(), "etcd has ended: {ended:?}");
+        run(&mut Self::command(line))
+    }
+}
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
 }
 
 /// The first number after a name in etcdctl's JSON.

@@ -40,6 +40,7 @@ pub(crate) fn run_setup(workspace: &Path) -> Result<()> {
     }
     install(&packages)?;
     debian_kubectl(workspace)?;
+    etcd(workspace)?;
     Ok(())
 }
 

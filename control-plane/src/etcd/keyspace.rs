@@ -33,6 +33,11 @@ pub(super) fn range(start: &[u8], end: &[u8]) -> (Bytes, Bytes) {
     (key(start), end)
 }
 
+/// The store's range of all clients' keys.
+pub(super) fn all() -> (&'static [u8], &'static [u8]) {
+    (PREFIX, PREFIX_END)
+}
+
 /// The client's key for the store's.
 pub(super) fn strip(key: &Bytes) -> Bytes {
     key.slice(PREFIX.len().min(key.len())..)

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::Request;
 use http::header::CONTENT_TYPE;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -23,6 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
+use tonic::body::Body;
 use tower::ServiceExt as _;
 
 use super::Etcd;
@@ -40,7 +41,7 @@ const STREAMS: u32 = 16_384;
 /// What every connection is served with.
 #[derive(Clone)]
 struct Services {
-    grpc: Router,
+    etcd: Etcd,
     http: Router,
     tls: Option<TlsAcceptor>,
 }
@@ -54,8 +55,8 @@ pub(crate) async fn serve(
     shutdown: CancellationToken,
 ) {
     let services = Services {
-        grpc: etcd.grpc(),
         http: etcd.http(),
+        etcd,
         tls: tls.map(TlsAcceptor::from),
     };
     let connections = TaskTracker::new();
@@ -149,16 +150,14 @@ async fn answer<S>(
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = tower::service_fn(move |request: Request<hyper::body::Incoming>| {
-        let grpc = is_grpc(&request);
-        let router = if grpc { &services.grpc } else { &services.http };
-        // Probes need no certificate: they learn nothing but that the store is well.
-        let refused = refusal.as_ref().filter(|_| grpc).cloned();
-        let (router, request) = (router.clone(), request.map(Body::new));
-        async move {
-            match refused {
-                Some(refused) => Ok(refused.into_http::<Body>()),
-                None => router.oneshot(request).await,
-            }
+        if !is_grpc(&request) {
+            // Probes need no certificate: they learn nothing but that the store is well.
+            let answer = services.http.clone().oneshot(request);
+            return async move { Ok(answer.await?.map(Body::new)) }.boxed();
+        }
+        match &refusal {
+            None => services.etcd.grpc(request),
+            Some(refusal) => std::future::ready(Ok(refusal.clone().into_http())).boxed(),
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());

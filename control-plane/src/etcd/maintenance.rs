@@ -1,13 +1,17 @@
-//! The Maintenance service: how this member is doing, alarms, hashes.
+//! The Maintenance service: how this member is doing, alarms, hashes, snapshots.
 //!
 //! Watches the store's health; changes nothing.
 
+use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use pintle_proto::etcd::etcdserverpb as pb;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::error::from_store;
-use super::{Etcd, VERSION};
+use super::{Etcd, VERSION, snapshot};
 use pb::alarm_request::AlarmAction;
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -107,9 +111,11 @@ impl pb::maintenance_server::Maintenance for Etcd {
         &self,
         _request: Request<pb::SnapshotRequest>,
     ) -> Answer<Self::SnapshotStream> {
-        Err(Status::unimplemented(
-            "etcdserver: this API gives no snapshots",
-        ))
+        let (sender, answers) = mpsc::channel(snapshot::CHUNKS);
+        let (etcd, runtime) = (self.clone(), Handle::current());
+        let tasks = &self.inner.tasks;
+        tasks.spawn_blocking(move || snapshot::send(&etcd, &sender, &runtime));
+        Ok(Response::new(ReceiverStream::new(answers).boxed()))
     }
 
     async fn move_leader(

@@ -73,6 +73,7 @@ pub use key_value::{
     ALL_KEYS_END, Compare, CompareOp, CompareTarget, KeyValue, LeaseId, LeaseState, Op, OpResponse,
     RangeRequest, RangeResponse, Revision, Txn, TxnResponse, prefix_end,
 };
+pub use mvcc::versions::{Version, VersionIter, Versions};
 pub use raft::grpc::{GrpcTransport, MEMBER_NAME, serve_peers};
 pub use raft::inbox::PeerService;
 pub use raft::members::Member;

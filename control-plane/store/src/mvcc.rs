@@ -23,6 +23,7 @@ pub(crate) mod read;
 pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
+pub(crate) mod versions;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

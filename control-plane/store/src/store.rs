@@ -38,6 +38,7 @@ use crate::key_value::{
 };
 use crate::mvcc::Machine;
 use crate::mvcc::apply::{MAX_TXN_BYTES, validate};
+use crate::mvcc::versions::Versions;
 use crate::raft::group::Group;
 use crate::raft::inbox::PeerService;
 use crate::raft::log::LogStore;
@@ -153,6 +154,18 @@ impl Store {
     /// that has it. Reads everything: not for async context.
     pub fn hash(&self, revision: Option<Revision>) -> Result<(u32, Revision), StoreError> {
         self.inner.machine.view()?.hash(revision)
+    }
+
+    /// Every kept version of the keys in `start..end`, as of the newest revision, in the order they
+    /// were written. Reads everything: not for async context. Ends with [`StoreError::Closed`]
+    /// once `wanted` says no.
+    pub fn versions(
+        &self,
+        start: &[u8],
+        end: &[u8],
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Versions, StoreError> {
+        self.inner.machine.versions(start, end, wanted)
     }
 
     /// Waits until the local state holds everything acknowledged anywhere before the call,

@@ -1,10 +1,13 @@
 //! Status, hashes, alarms, members, and what is not there.
 
 use pb::alarm_request::AlarmAction;
-use pintle_proto::etcd::etcdserverpb as pb;
+use pintle_proto::etcd::{etcdserverpb as pb, mvccpb};
+use prost::Message as _;
+use sha2::{Digest as _, Sha256};
 use tonic::Code;
 
 use super::{Server, refused};
+use crate::etcd::snapshot::reader;
 
 #[tokio::test]
 async fn a_member_tells_how_it_does() {
@@ -58,6 +61,89 @@ async fn alarms_are_the_stores_own() {
     }
     let refused = refused(ask(AlarmAction::Activate).await);
     assert_eq!(refused.0, Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn a_snapshot_is_an_etcd_database() {
+    let server = Server::start().await;
+    server.put_own("/registry/not-of-clients").await;
+    let first = server.put("a", "1").await;
+    let second = server.put("a", "22").await;
+    let third = server.put("b", "3").await;
+    let delete = pb::DeleteRangeRequest {
+        key: "b".into(),
+        ..pb::DeleteRangeRequest::default()
+    };
+    server.kv().delete_range(delete).await.unwrap();
+    // Larger than a page, and than a chunk.
+    let large = "x".repeat(300_000);
+    let fifth = server.put("large", &large).await;
+    let grant = pb::LeaseGrantRequest { id: 77, ttl: 600 };
+    server.lease().lease_grant(grant).await.unwrap();
+    server.put_own("/registry/another").await;
+
+    let answers = server.maintenance().snapshot(pb::SnapshotRequest {}).await;
+    let mut answers = answers.unwrap().into_inner();
+    let mut file = Vec::new();
+    while let Some(answer) = answers.message().await.unwrap() {
+        file.extend_from_slice(&answer.blob);
+        let header = answer.header.unwrap();
+        assert_eq!(header.revision, fifth + 1);
+        assert_eq!(answer.remaining_bytes % 4096, 0);
+    }
+    assert_eq!(file.len() % 512, 32);
+    let hash = file.split_off(file.len() - 32);
+    assert_eq!(hash, Sha256::digest(&file).to_vec());
+
+    let buckets = reader::read(&file);
+    let names: Vec<_> = buckets.keys().map(String::as_str).collect();
+    assert_eq!(
+        names,
+        [
+            "alarm",
+            "auth",
+            "authRoles",
+            "authUsers",
+            "cluster",
+            "key",
+            "lease",
+            "members",
+            "members_removed",
+            "meta",
+        ]
+    );
+    let versions: Vec<_> = buckets["key"]
+        .iter()
+        .map(|(key, row)| {
+            let revision = i64::from_be_bytes(key[..8].try_into().unwrap());
+            let kv = mvccpb::KeyValue::decode(&row[..]).unwrap();
+            let key_text = String::from_utf8(kv.key.to_vec()).unwrap();
+            assert_eq!((key[8], &key[9..17]), (b'_', &[0; 8][..]));
+            (
+                revision,
+                key.get(17).copied(),
+                key_text,
+                kv.value.len(),
+                kv.version,
+            )
+        })
+        .collect();
+    let row = |revision, deleted, key: &str, value, version| {
+        (revision, deleted, key.to_owned(), value, version)
+    };
+    assert_eq!(
+        versions,
+        [
+            row(first, None, "a", 1, 1),
+            row(second, None, "a", 2, 2),
+            row(third, None, "b", 1, 1),
+            row(third + 1, Some(b't'), "b", 0, 0),
+            row(fifth, None, "large", large.len(), 1),
+        ]
+    );
+    let leases: Vec<_> = buckets["lease"].keys().cloned().collect();
+    assert_eq!(leases, [77_i64.to_be_bytes().to_vec()]);
+    assert!(buckets["meta"].contains_key(&b"consistent_index"[..]));
 }
 
 #[tokio::test]
