@@ -1,9 +1,10 @@
 //! The load of `cargo xtask bench store`: puts, reads and watches over the etcd v3 API, against
 //! whatever server speaks it.
 //!
-//! `store-load URL put|get|watch CLIENTS CONNECTIONS AMOUNT`: for `put` and `get` the amount is
-//! a number of seconds, or of operations with `x` before it; for `watch`, where the clients
-//! are watchers of one key, a number of events. Prints one line of JSON.
+//! `store-load URL put|get|fill|watch CLIENTS CONNECTIONS AMOUNT`: for `put` and `get` the amount
+//! is a number of seconds, or of operations with `x` before it; so it is for `fill`, which puts
+//! every key once; for `watch`, where the clients are watchers of one key, it is a number of
+//! events. Prints one line of JSON.
 
 #![allow(
     clippy::cast_precision_loss,
@@ -34,7 +35,9 @@ type Kv = pb::kv_client::KvClient<Channel>;
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [url, work, clients, connections, amount] = &words[..] else {
-        bail!("usage: store-load URL put|get|watch CLIENTS CONNECTIONS SECONDS|xOPERATIONS|EVENTS");
+        bail!(
+            "usage: store-load URL put|get|fill|watch CLIENTS CONNECTIONS SECONDS|xOPERATIONS|EVENTS"
+        );
     };
     let load = Load {
         url: url.clone(),
@@ -48,6 +51,7 @@ fn main() -> Result<()> {
         match work.as_str() {
             "put" => load.operations(Work::Put, Amount::parse(amount)?).await,
             "get" => load.operations(Work::Get, Amount::parse(amount)?).await,
+            "fill" => load.operations(Work::Fill, Amount::parse(amount)?).await,
             "watch" => load.watch(amount.parse().context("EVENTS")?).await,
             other => bail!("no such work: {other}"),
         }
@@ -66,6 +70,8 @@ struct Load {
 enum Work {
     Put,
     Get,
+    /// Puts a key nobody else puts.
+    Fill,
 }
 
 #[derive(Clone, Copy)]
@@ -186,17 +192,18 @@ async fn run_client(
     let mut micros = Vec::new();
     let take = |left: u64| left.checked_sub(1);
     while Instant::now() < until
-        && left
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
-            .is_ok()
+        && let Ok(turn) = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
     {
         number = number
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        let key = format!("bench/{:016}", (number >> 33) % KEYS).into();
+        let key = match work {
+            Work::Put | Work::Get => format!("bench/{:016}", (number >> 33) % KEYS).into(),
+            Work::Fill => format!("fill/{turn:016}").into(),
+        };
         let started = Instant::now();
         match work {
-            Work::Put => {
+            Work::Put | Work::Fill => {
                 kv.put(pb::PutRequest {
                     key,
                     value: value.clone(),

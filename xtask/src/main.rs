@@ -83,6 +83,9 @@ enum Bench {
         /// A load generator built before, likewise
         #[arg(long, value_name = "FILE")]
         load: Option<PathBuf>,
+        /// Keys of 1 KiB that both are filled with in the end; 0 leaves that out
+        #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+        keys: u64,
     },
     /// Start of a node, the journey of web.yaml, memory and idle CPU
     Up {
@@ -129,10 +132,10 @@ fn run(task: Task) -> Result<()> {
             bench: Bench::Up { pintle },
         } => bench::up::run(&workspace, &binary(&workspace, pintle)?),
         Task::Bench {
-            bench: Bench::Store { pintle, load },
+            bench: Bench::Store { pintle, load, keys },
         } => {
             let load = load.map_or_else(|| bench::store::build_load(&workspace), Ok)?;
-            bench::store::run_store(&workspace, &binary(&workspace, pintle)?, &load)
+            bench::store::run_store(&workspace, &binary(&workspace, pintle)?, &load, keys)
         }
         Task::Images => images::run(&workspace).map(drop),
         Task::Tidy => tidy::run(&workspace),

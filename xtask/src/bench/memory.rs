@@ -19,14 +19,29 @@ pub(super) fn pss_mib(pid: u32) -> Result<f64> {
 
 /// Resident set size of a process, in MiB (proc_pid_status in proc(5)).
 pub(super) fn rss_mib(pid: u32) -> Result<f64> {
+    status_mib(pid, "VmRSS:")
+}
+
+/// The largest it has been since [`reset_peak_rss`].
+pub(super) fn peak_rss_mib(pid: u32) -> Result<f64> {
+    status_mib(pid, "VmHWM:")
+}
+
+/// Counts the peak anew (proc_pid_clear_refs in proc(5)).
+pub(super) fn reset_peak_rss(pid: u32) -> Result<()> {
+    let path = format!("/proc/{pid}/clear_refs");
+    std::fs::write(&path, "5").with_context(|| format!("writing {path}"))
+}
+
+fn status_mib(pid: u32, field: &str) -> Result<f64> {
     let path = format!("/proc/{pid}/status");
     let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
     let kib: f64 = text
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .find_map(|line| line.strip_prefix(field))
         .and_then(|rest| rest.split_whitespace().next())
         .and_then(|number| number.parse().ok())
-        .with_context(|| format!("{path} has no VmRSS line"))?;
+        .with_context(|| format!("{path} has no {field} line"))?;
     Ok(kib / 1024.0)
 }
 

@@ -4,7 +4,9 @@
 //! Both serve plain HTTP on loopback and sync every write. Pintle runs whole (`pintle up`), so its
 //! memory is that of control plane and node; etcd runs with its defaults. The load is
 //! `tests/bench/store_load.rs`. Ratios are taken within a round, so that what else the machine
-//! does meets both.
+//! does meets both. Then both are filled with many keys, see [`keys`].
+
+mod keys;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -120,7 +122,7 @@ pub(crate) fn build_load(workspace: &Path) -> Result<PathBuf> {
 }
 
 /// Measures everything and reports.
-pub(crate) fn run_store(workspace: &Path, pintle: &Path, load: &Path) -> Result<()> {
+pub(crate) fn run_store(workspace: &Path, pintle: &Path, load: &Path, keys: u64) -> Result<()> {
     setup::run_setup(workspace)?;
     let etcd = setup::etcd(workspace)?;
     // Under target, so that both write to the disk the workspace is on.
@@ -157,6 +159,14 @@ pub(crate) fn run_store(workspace: &Path, pintle: &Path, load: &Path) -> Result<
         must: Some(1.0 / 3.0),
         ..plain("memory, Pintle by etcd", "×", vec![memory[0] / memory[1]])
     });
+    drop((ours, theirs));
+    if keys > 0 {
+        let mut servers = [
+            Server::pintle(pintle, &dir.path().join("pintle-keys"))?,
+            Server::etcd(&etcd, &dir.path().join("etcd-keys"))?,
+        ];
+        keys::measure_keys(load, keys, &mut servers, dir.path(), &mut figures)?;
+    }
     report(workspace, "store", &figures)
 }
 
@@ -249,6 +259,7 @@ fn measure(
 struct Server {
     name: &'static str,
     url: &'static str,
+    command: Box<dyn Fn() -> Command>,
     child: Child,
     /// What takes the server off the machine, where killing it is not enough.
     down: Option<Command>,
@@ -258,73 +269,96 @@ struct Server {
 impl Server {
     fn pintle(pintle: &Path, dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
-        let instance = |args: &[&str]| {
-            let mut command = Command::new(pintle);
+        let (pintle, folder) = (pintle.to_owned(), dir.to_owned());
+        let instance = move |args: &[&str]| {
+            let mut command = Command::new(&pintle);
             command.args(args);
-            command.arg("--data-dir").arg(dir.join("data"));
-            command.arg("--run-dir").arg(dir.join("run"));
+            command.arg("--data-dir").arg(folder.join("data"));
+            command.arg("--run-dir").arg(folder.join("run"));
             command
         };
-        let mut up = instance(&["up", "--port", "16443", "--node-name", "bench"]);
-        up.args(["--etcd-listen", PINTLE_URL]);
-        up.arg("--kubeconfig").arg(dir.join("kubeconfig"));
-        Self::start("Pintle", PINTLE_URL, up, Some(instance(&["down"])), dir)
+        let (down, kubeconfig) = (instance(&["down"]), dir.join("kubeconfig"));
+        let up = move || {
+            let mut up = instance(&["up", "--port", "16443", "--node-name", "bench"]);
+            up.args(["--etcd-listen", PINTLE_URL]);
+            up.arg("--kubeconfig").arg(&kubeconfig);
+            up
+        };
+        Self::start("Pintle", PINTLE_URL, Box::new(up), Some(down), dir)
     }
 
     fn etcd(etcd: &Path, dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
-        let mut etcd = Command::new(etcd);
-        etcd.arg("--data-dir").arg(dir.join("data"));
-        for (flag, value) in [
-            ("--listen-client-urls", ETCD_URL),
-            ("--advertise-client-urls", ETCD_URL),
-            ("--listen-peer-urls", ETCD_PEER_URL),
-            ("--initial-advertise-peer-urls", ETCD_PEER_URL),
-            ("--name", "bench"),
-        ] {
-            etcd.args([flag, value]);
-        }
-        etcd.args(["--initial-cluster", &format!("bench={ETCD_PEER_URL}")]);
-        Self::start("etcd", ETCD_URL, etcd, None, dir)
+        let (program, data) = (etcd.to_owned(), dir.join("data"));
+        let etcd = move || {
+            let mut etcd = Command::new(&program);
+            etcd.arg("--data-dir").arg(&data);
+            for (flag, value) in [
+                ("--listen-client-urls", ETCD_URL),
+                ("--advertise-client-urls", ETCD_URL),
+                ("--listen-peer-urls", ETCD_PEER_URL),
+                ("--initial-advertise-peer-urls", ETCD_PEER_URL),
+                ("--name", "bench"),
+            ] {
+                etcd.args([flag, value]);
+            }
+            etcd.args(["--initial-cluster", &format!("bench={ETCD_PEER_URL}")]);
+            etcd
+        };
+        Self::start("etcd", ETCD_URL, Box::new(etcd), None, dir)
     }
 
     fn start(
         name: &'static str,
         url: &'static str,
-        mut command: Command,
+        command: Box<dyn Fn() -> Command>,
         down: Option<Command>,
         dir: &Path,
     ) -> Result<Self> {
         let log = dir.join("log");
-        let file = std::fs::File::create(&log)?;
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
-            .spawn()
-            .with_context(|| format!("starting {name}"))?;
+        let child = spawn(command(), &log).with_context(|| format!("starting {name}"))?;
         Ok(Self {
             name,
             url,
+            command,
             child,
             down,
             log,
         })
     }
 
-    /// Waits until the first put succeeds.
+    /// Kills it and starts it again; answers how long until it serves.
+    fn restart(&mut self, load: &Path) -> Result<Duration> {
+        self.child.kill()?;
+        self.child.wait()?;
+        let started = Instant::now();
+        self.child = spawn((self.command)(), &self.log)?;
+        self.wait(load)?;
+        Ok(started.elapsed())
+    }
+
+    /// Waits until the first read succeeds, which is linearizable.
     fn wait(&self, load: &Path) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        let put = || quiet(Command::new(load).args([self.url, "put", "1", "1", "x1"]));
-        while let Err(error) = put() {
+        let get = || quiet(Command::new(load).args([self.url, "get", "1", "1", "x1"]));
+        while let Err(error) = get() {
             if Instant::now() > deadline {
                 let log = std::fs::read_to_string(&self.log).unwrap_or_default();
                 bail!("{} does not serve: {error:#}\n{log}", self.name);
             }
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
+}
+
+fn spawn(mut command: Command, log: &Path) -> Result<Child> {
+    let file = std::fs::File::create(log)?;
+    Ok(command
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file)
+        .spawn()?)
 }
 
 impl Drop for Server {
