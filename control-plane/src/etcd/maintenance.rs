@@ -69,7 +69,7 @@ impl pb::maintenance_server::Maintenance for Etcd {
             errors: health.failure.into_iter().collect(),
             // Free pages are used again before the file grows.
             db_size_in_use: bytes,
-            is_learner: false,
+            is_learner: self.is_learner(),
         }))
     }
 
@@ -138,6 +138,13 @@ impl pb::maintenance_server::Maintenance for Etcd {
 }
 
 impl Etcd {
+    /// Whether this member follows without a vote.
+    fn is_learner(&self) -> bool {
+        let own = self.store().member_id();
+        let members = self.store().members();
+        members.iter().any(|it| it.id == own && !it.voter)
+    }
+
     fn alarms(&self) -> Vec<pb::AlarmMember> {
         let health = self.store().health();
         let full = health
