@@ -15,8 +15,9 @@ use pintle_proto::admin::admin_server::{Admin, AdminServer};
 use pintle_proto::admin::{
     CreateKubeconfigRequest, CreateKubeconfigResponse, CreateTokenRequest, CreateTokenResponse,
     Image, ImageProgress, ImportImageRequest, ListImagesRequest, ListImagesResponse,
-    ListTokensRequest, ListTokensResponse, PullImageRequest, RemoveImageRequest,
-    RemoveImageResponse, RevokeTokenRequest, RevokeTokenResponse, StatusRequest, StatusResponse,
+    ListMembersRequest, ListMembersResponse, ListTokensRequest, ListTokensResponse,
+    PullImageRequest, RemoveImageRequest, RemoveImageResponse, RemoveMemberRequest,
+    RemoveMemberResponse, RevokeTokenRequest, RevokeTokenResponse, StatusRequest, StatusResponse,
     StopProgress, StopRequest,
 };
 use tokio::net::{UnixListener, UnixStream};
@@ -227,6 +228,23 @@ impl Admin for AdminService {
         let kubeconfig = self.running.create_kubeconfig(&request.into_inner());
         let kubeconfig = kubeconfig.map_err(failed)?;
         Ok(Response::new(CreateKubeconfigResponse { kubeconfig }))
+    }
+
+    async fn list_members(
+        &self,
+        _: Request<ListMembersRequest>,
+    ) -> Result<Response<ListMembersResponse>, Status> {
+        let members = self.running.list_members().map_err(failed)?;
+        Ok(Response::new(ListMembersResponse { members }))
+    }
+
+    async fn remove_member(
+        &self,
+        request: Request<RemoveMemberRequest>,
+    ) -> Result<Response<RemoveMemberResponse>, Status> {
+        let removed = self.running.remove_member(request.into_inner().id).await;
+        removed.map_err(failed)?;
+        Ok(Response::new(RemoveMemberResponse {}))
     }
 }
 

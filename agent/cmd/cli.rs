@@ -23,7 +23,8 @@ use crate::duration;
         kubectl apply -f web.yaml                  in another terminal\n  \
         pintle status                              what runs, and what is wrong\n\n\
         More machines: `pintle up --bind ADDR` here, then `pintle token create`, which prints the\n\
-        command that makes another machine a node of this cluster."
+        command that makes another machine a node of this cluster, or with `--role server`\n\
+        another server."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -57,10 +58,14 @@ pub(crate) struct Instance {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Start the control plane and this machine's node
+    /// Start the control plane and this machine's node: a server
+    ///
+    /// With --join and --token it becomes another server of a cluster that runs elsewhere, and
+    /// later starts need neither. Three servers outlive the loss of one, five that of two.
     ///
     /// Runs in the foreground and prints `ready` when the node is Ready. Stop it with Ctrl-C or
     /// SIGTERM: pods keep running, and the next `pintle up` adopts them. `pintle down` stops them.
+    #[command(visible_alias = "server")]
     Up(Box<Up>),
     /// Start this machine as a node of a cluster that runs elsewhere
     ///
@@ -85,6 +90,9 @@ pub(crate) enum Command {
     /// List, fetch and remove the node's container images
     #[command(subcommand)]
     Image(ImageCommand),
+    /// List and remove the servers of the cluster
+    #[command(subcommand)]
+    Member(MemberCommand),
     /// Make, list and revoke the tokens that machines join the cluster with
     #[command(subcommand)]
     Token(TokenCommand),
@@ -111,6 +119,25 @@ pub(crate) enum Command {
 /// `pintle up`. A flag wins over the config file, which wins over the default.
 #[derive(Debug, Args)]
 pub(crate) struct Up {
+    /// A server of the cluster to join as another server
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) join: Option<String>,
+    /// Token to join with, of `pintle token create --role server`; the environment keeps it out
+    /// of the list of processes
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "PINTLE_TOKEN",
+        hide_env_values = true
+    )]
+    pub(crate) token: Option<String>,
+    /// Port at which other servers reach this one's store; open only when there are others
+    /// [default: 2380]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) raft_port: Option<u16>,
+    /// Address at which they reach it [default: that of the API]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) raft_advertise: Option<IpAddr>,
     /// Where to write the administrator's kubeconfig [default: /etc/pintle/admin.kubeconfig]
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
@@ -219,6 +246,9 @@ pub(crate) enum ImageCommand {
 pub(crate) enum TokenCommand {
     /// Make a token and print it; nothing else ever shows its secret
     Create {
+        /// What the machine becomes: a node, or another server with its node
+        #[arg(long, value_enum, default_value_t = TokenRole::Agent)]
+        role: TokenRole,
         /// How long it is good for, such as 30m, 24h or 7d
         #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration::parse)]
         ttl: Duration,
@@ -239,6 +269,35 @@ pub(crate) enum TokenCommand {
         /// Ids of tokens, or whole tokens
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
+    },
+}
+
+/// What a join token is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TokenRole {
+    Agent,
+    Server,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MemberCommand {
+    /// List the servers, and which of them leads
+    #[command(alias = "ls")]
+    List {
+        /// Form of the output
+        #[arg(long, short, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+    /// Remove a server for ever
+    ///
+    /// For one that is gone for good, or before it is taken away. What it still sends is refused;
+    /// to come back it has to `pintle reset` and join anew. More than half of the servers must be
+    /// there. Its Node stays until `kubectl delete node`.
+    #[command(alias = "rm")]
+    Remove {
+        /// As `pintle member list` shows it
+        #[arg(value_name = "ID")]
+        id: u64,
     },
 }
 

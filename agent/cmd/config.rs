@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use pintle_agent::node::object::may_label;
 use pintle_agent::session::membership::Membership;
+use pintle_control_plane::joined::Joined;
 use pintle_control_plane::{Cidr, ControlPlaneConfig, DefaultTolerations, EtcdListen, NodeLife};
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,8 @@ pub(crate) struct ConfigFile {
     service_cidr: Option<Cidr>,
     cluster_domain: Option<String>,
     etcd_listen: Option<EtcdListen>,
+    raft_port: Option<u16>,
+    raft_advertise: Option<IpAddr>,
     max_pods: Option<u32>,
     pod_pids_limit: Option<u64>,
     cgroup_parent: Option<PathBuf>,
@@ -148,6 +151,14 @@ pub(crate) struct Settings {
     #[serde(with = "cidr_text")]
     pub(crate) service_cidr: Cidr,
     pub(crate) cluster_domain: String,
+    /// Where other servers reach this one's store.
+    #[serde(default)]
+    pub(crate) raft_port: Option<u16>,
+    #[serde(default)]
+    pub(crate) raft_advertise: Option<IpAddr>,
+    /// The cluster this server joined; it has its own file.
+    #[serde(skip)]
+    pub(crate) joined: Option<Joined>,
     /// Where the etcd API is served.
     pub(crate) etcd_listen: Option<EtcdListen>,
     pub(crate) max_pods: u32,
@@ -195,8 +206,13 @@ pub(crate) enum ConfigError {
 }
 
 impl Settings {
-    /// Joins flags, the config file and defaults, and checks the result.
-    pub(crate) fn resolve(instance: &Instance, up: &Up) -> Result<Self, ConfigError> {
+    /// Joins flags, the config file, what the cluster decided that this server joined, and
+    /// defaults, and checks the result.
+    pub(crate) fn resolve(
+        instance: &Instance,
+        up: &Up,
+        joined: Option<Joined>,
+    ) -> Result<Self, ConfigError> {
         let defaults = ControlPlaneConfig::default();
         let file = up
             .config
@@ -234,16 +250,27 @@ impl Settings {
             node_name,
             node_ip: up.node_ip.or(file.node_ip),
             node_labels: file.node_labels,
-            pod_cidr: up.pod_cidr.or(file.pod_cidr).unwrap_or(defaults.pod_cidr),
-            service_cidr: up
-                .service_cidr
-                .or(file.service_cidr)
-                .unwrap_or(defaults.service_cidr),
-            cluster_domain: up
-                .cluster_domain
-                .clone()
-                .or(file.cluster_domain)
-                .unwrap_or(defaults.cluster_domain),
+            pod_cidr: of_cluster(
+                "pod-cidr",
+                up.pod_cidr.or(file.pod_cidr),
+                joined.as_ref().map(|joined| joined.pod_cidr),
+                defaults.pod_cidr,
+            )?,
+            service_cidr: of_cluster(
+                "service-cidr",
+                up.service_cidr.or(file.service_cidr),
+                joined.as_ref().map(|joined| joined.service_cidr),
+                defaults.service_cidr,
+            )?,
+            cluster_domain: of_cluster(
+                "cluster-domain",
+                up.cluster_domain.clone().or(file.cluster_domain),
+                joined.as_ref().map(|joined| joined.cluster_domain.clone()),
+                defaults.cluster_domain,
+            )?,
+            raft_port: up.raft_port.or(file.raft_port),
+            raft_advertise: up.raft_advertise.or(file.raft_advertise),
+            joined,
             etcd_listen: up.etcd_listen.or(file.etcd_listen),
             max_pods: file.max_pods.unwrap_or(110),
             pod_pids_limit: file.pod_pids_limit,
@@ -296,6 +323,9 @@ impl Settings {
             service_cidr: cluster("serviceCidr", &membership.service_cidr)?,
             cluster_domain: membership.cluster_domain.clone(),
             etcd_listen: None,
+            raft_port: None,
+            raft_advertise: None,
+            joined: None,
             node_life: defaults.node_life,
             default_tolerations: defaults.default_tolerations,
             max_pods: file.max_pods.unwrap_or(110),
@@ -333,7 +363,9 @@ impl Settings {
             node_life: self.node_life,
             default_tolerations: self.default_tolerations,
             etcd_listen: self.etcd_listen,
-            ..defaults
+            raft_port: self.raft_port.unwrap_or(defaults.raft_port),
+            raft_advertise: self.raft_advertise,
+            joins: self.joined.as_ref().map(Joined::joins),
         }
     }
 
@@ -350,6 +382,13 @@ impl Settings {
         if self.port == 0 {
             return Err(ConfigError::Value {
                 option: "port",
+                value: "0".to_owned(),
+                reason: "give a port from 1 to 65535".to_owned(),
+            });
+        }
+        if self.raft_port == Some(0) {
+            return Err(ConfigError::Value {
+                option: "raft-port",
                 value: "0".to_owned(),
                 reason: "give a port from 1 to 65535".to_owned(),
             });
@@ -401,6 +440,28 @@ impl Settings {
     }
 }
 
+/// What all servers of a cluster have alike: the cluster's, where one was joined.
+fn of_cluster<T: PartialEq + ToString>(
+    option: &'static str,
+    given: Option<T>,
+    cluster: Option<T>,
+    default: T,
+) -> Result<T, ConfigError> {
+    match (given, cluster) {
+        (Some(given), Some(cluster)) if given != cluster => Err(ConfigError::Value {
+            option,
+            value: given.to_string(),
+            reason: format!(
+                "the cluster that this server joined has {}; leave the option out",
+                cluster.to_string()
+            ),
+        }),
+        (_, Some(cluster)) => Ok(cluster),
+        (Some(given), None) => Ok(given),
+        (None, None) => Ok(default),
+    }
+}
+
 /// A node that asks for labels it may not have would be refused by the API for ever.
 fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), ConfigError> {
     match labels.keys().find(|label| !may_label(label)) {
@@ -445,6 +506,8 @@ impl ConfigFile {
             ("serviceCidr", file.service_cidr.is_some()),
             ("clusterDomain", file.cluster_domain.is_some()),
             ("etcdListen", file.etcd_listen.is_some()),
+            ("raftPort", file.raft_port.is_some()),
+            ("raftAdvertise", file.raft_advertise.is_some()),
             (
                 "nodeMonitorGracePeriod",
                 file.node_monitor_grace_period.is_some(),
@@ -585,7 +648,7 @@ mod tests {
         let Command::Up(up) = cli.command else {
             panic!("not `up`")
         };
-        Settings::resolve(&cli.instance, &up)
+        Settings::resolve(&cli.instance, &up, None)
     }
 
     #[test]

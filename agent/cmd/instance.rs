@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use pintle_agent::Agent;
 use pintle_agent::image::{ImageRecord, Progress, ProgressFn, PullRequest};
 use pintle_control_plane::ControlPlane;
 use pintle_control_plane::token::Role;
 use pintle_proto::admin::{
-    CreateKubeconfigRequest, CreateTokenRequest, CreateTokenResponse, Image, StatusResponse, Token,
+    CreateKubeconfigRequest, CreateTokenRequest, CreateTokenResponse, Image, Member,
+    StatusResponse, Token,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -196,6 +197,34 @@ impl Running {
 
     pub(crate) async fn revoke_token(&self, id: &str) -> Result<()> {
         Ok(self.control_plane()?.join_tokens().revoke(id).await?)
+    }
+
+    pub(crate) fn list_members(&self) -> Result<Vec<Member>> {
+        let control_plane = self.control_plane()?;
+        let own = control_plane.member_id();
+        Ok(control_plane
+            .members()
+            .into_iter()
+            .map(|member| Member {
+                id: member.id,
+                address: member.address,
+                voter: member.voter,
+                leader: member.leader,
+                self_: member.id == own,
+            })
+            .collect())
+    }
+
+    pub(crate) async fn remove_member(&self, id: u64) -> Result<()> {
+        let control_plane = self.control_plane()?;
+        let members = control_plane.members();
+        if !members.iter().any(|member| member.id == id) {
+            bail!("there is no member {id}; `pintle member list` shows those there are");
+        }
+        if members.len() == 1 {
+            bail!("member {id} is the only server; `pintle reset` ends the cluster");
+        }
+        Ok(control_plane.remove_member(id).await?)
     }
 
     pub(crate) fn create_kubeconfig(&self, request: &CreateKubeconfigRequest) -> Result<String> {

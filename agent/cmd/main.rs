@@ -11,7 +11,9 @@ mod down;
 mod duration;
 mod image;
 mod instance;
+mod join_server;
 mod kubeconfig;
+mod member;
 mod node;
 mod notify;
 mod status;
@@ -61,12 +63,14 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Up(up) => {
             need_root("up", "a node makes namespaces, cgroups and BPF programs")?;
-            let settings = config::Settings::resolve(&cli.instance, &up)?;
             if up.detach {
+                // What can be refused at once is refused here, not in the background's log.
+                let settings = config::Settings::resolve(&cli.instance, &up, None)?;
                 return notify::detach(&settings.data_dir.join("pintle.log"));
             }
             telemetry::install();
-            node_runtime()?.block_on(up::run(settings, notify::Ready::from_environment()))
+            let ready = notify::Ready::from_environment();
+            node_runtime()?.block_on(Box::pin(up::run(cli.instance, *up, ready)))
         }
         Command::Agent(agent) => {
             need_root("agent", "a node makes namespaces, cgroups and BPF programs")?;
@@ -96,6 +100,10 @@ fn run(cli: Cli) -> Result<()> {
         Command::Image(command) => {
             need_root("image", "only root may speak to the instance")?;
             command_runtime()?.block_on(image::run(&cli.instance.run_dir, command))
+        }
+        Command::Member(command) => {
+            need_root("member", "only root may speak to the instance")?;
+            command_runtime()?.block_on(member::run(&cli.instance.run_dir, command))
         }
         Command::Token(command) => {
             need_root("token", "only root may speak to the instance")?;

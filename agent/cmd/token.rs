@@ -11,21 +11,25 @@ use pintle_proto::admin::{
     CreateTokenRequest, CreateTokenResponse, ListTokensRequest, RevokeTokenRequest, Token,
 };
 
-use crate::cli::{Output, TokenCommand};
+use crate::cli::{Output, TokenCommand, TokenRole};
 use crate::{admin, duration, table};
 
 /// Runs a command on the instance at `run_dir`.
 pub(crate) async fn run(run_dir: &Path, command: TokenCommand) -> Result<()> {
     let mut client = admin::connect_running(run_dir).await?;
     match command {
-        TokenCommand::Create { ttl, description } => {
+        TokenCommand::Create {
+            role,
+            ttl,
+            description,
+        } => {
             let request = CreateTokenRequest {
                 ttl_seconds: ttl.as_secs(),
-                role: "agent".to_owned(),
+                role: word(role).to_owned(),
                 description,
             };
             let created = client.create_token(request).await.map_err(admin::refused)?;
-            created_token(&created.into_inner())
+            created_token(&created.into_inner(), role)
         }
         TokenCommand::List { output } => {
             let listed = client.list_tokens(ListTokensRequest {}).await;
@@ -47,7 +51,15 @@ pub(crate) async fn run(run_dir: &Path, command: TokenCommand) -> Result<()> {
     }
 }
 
-fn created_token(created: &CreateTokenResponse) -> Result<()> {
+/// The role, and the command that starts such a machine.
+fn word(role: TokenRole) -> &'static str {
+    match role {
+        TokenRole::Agent => "agent",
+        TokenRole::Server => "server",
+    }
+}
+
+fn created_token(created: &CreateTokenResponse, role: TokenRole) -> Result<()> {
     let CreateTokenResponse { token, server, .. } = created;
     writeln!(std::io::stdout(), "{token}")?;
     if created.loopback_only {
@@ -55,7 +67,14 @@ fn created_token(created: &CreateTokenResponse) -> Result<()> {
             "hint: this server listens on {server} only, which no other machine can reach; restart it with `pintle up --bind ADDRESS`"
         );
     } else {
-        eprintln!("on the new machine, as root:\n  pintle agent --join {server} --token {token}");
+        let bind = match role {
+            TokenRole::Agent => "",
+            TokenRole::Server => " --bind ADDRESS",
+        };
+        eprintln!(
+            "on the new machine, as root:\n  pintle {}{bind} --join {server} --token {token}",
+            word(role)
+        );
     }
     Ok(())
 }

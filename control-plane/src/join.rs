@@ -159,7 +159,7 @@ pub(crate) fn replaced(node: &str) -> Status {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the shape map_err wants")]
-fn refused_token(refusal: TokenRefusal) -> Status {
+pub(crate) fn refused_token(refusal: TokenRefusal) -> Status {
     match refusal {
         TokenRefusal::Lookup(_) => Status::unavailable(refusal.to_string()),
         TokenRefusal::Role { .. } => Status::permission_denied(refusal.to_string()),
@@ -167,7 +167,7 @@ fn refused_token(refusal: TokenRefusal) -> Status {
     }
 }
 
-fn refused_name(error: ClaimError) -> Status {
+pub(crate) fn refused_name(error: ClaimError) -> Status {
     match error {
         ClaimError::Api(status) => unavailable(status),
         taken => Status::already_exists(taken.to_string()),

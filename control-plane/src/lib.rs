@@ -14,12 +14,15 @@
 //!      └──deltas── session ─────────────┘
 //! ```
 
+mod api_servers;
 mod clock;
 pub mod config;
 pub mod etcd;
 mod files;
 pub mod identity;
 pub mod join;
+mod join_server;
+pub mod joined;
 pub mod kubeconfig;
 mod leader;
 mod node_keys;

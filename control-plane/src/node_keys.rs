@@ -139,6 +139,18 @@ impl NodeKeys {
         }
     }
 
+    /// Whether no other machine has, or is about to have, the name.
+    pub(crate) async fn check_free(&self, node: &str, now: SystemTime) -> Result<(), ClaimError> {
+        let stored = self.get(node).await.map_err(ClaimError::Api)?;
+        let uid = self.node_uid(node).await.map_err(ClaimError::Api)?;
+        let record = stored.as_ref().map(Record::read);
+        match judge(record.as_ref(), uid.as_deref(), "", timestamp(now)) {
+            Verdict::Granted => Ok(()),
+            Verdict::Taken => Err(ClaimError::Taken(node.to_owned())),
+            Verdict::Joining => Err(ClaimError::Joining(node.to_owned())),
+        }
+    }
+
     /// Lets `key` act as the node of this process whatever the record says: its data directory
     /// holds the cluster.
     pub(crate) async fn seize(

@@ -26,6 +26,16 @@ pub enum PeerError {
         /// The system's reason.
         source: io::Error,
     },
+    /// Another server is there.
+    #[error(
+        "{address} is the address of member {id} of the group; if that server is gone for good, remove it first: pintle member remove {id}"
+    )]
+    Taken {
+        /// The address.
+        address: String,
+        /// Whose it is.
+        id: u64,
+    },
     /// The group does not take it.
     #[error(transparent)]
     Store(#[from] StoreError),

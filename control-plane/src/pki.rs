@@ -277,6 +277,12 @@ impl Pki {
         &self.ca_pem
     }
 
+    /// The CA's certificate and private key, PEM: what every server of the cluster has.
+    pub(crate) fn ca_with_key(&self) -> Result<String, PkiError> {
+        let path = self.directory.join("ca.pem");
+        read_file(&path)?.ok_or(damaged(&path, "it is gone"))
+    }
+
     /// SHA-256 of the CA's public key: what a join token pins.
     pub fn ca_hash(&self) -> [u8; 32] {
         self.ca_hash

@@ -21,6 +21,7 @@ use pintle_proto::admin::{Check, Health};
 use pintle_proto::node::ClusterSettings;
 use pintle_proto::node::join_server::JoinServer as JoinService;
 use pintle_proto::node::node_session_server::NodeSessionServer;
+use pintle_proto::node::server_join_server::ServerJoinServer;
 use pintle_scheduler::SchedulerConfig;
 use pintle_store::{GrpcTransport, Member, Store, StoreConfig, StoreError, StoreHealth};
 use tokio::net::TcpListener;
@@ -33,6 +34,7 @@ use crate::config::{ConfigError, ControlPlaneConfig, Joins};
 use crate::etcd::{self, Etcd, EtcdListen};
 use crate::identity::{BoundTokenVerifier, IdentityEndpoints, Minter};
 use crate::join::JoinServer;
+use crate::join_server::ServerJoiner;
 use crate::kubeconfig::KubeconfigError;
 use crate::leader::while_leading;
 use crate::node_keys::NodeKeys;
@@ -43,7 +45,7 @@ use crate::server::{self, Services};
 use crate::service_account::{ServiceAccountTokens, TokenError};
 use crate::session::{SessionServer, Sessions};
 use crate::token::JoinTokens;
-use crate::{clock, files, kubeconfig};
+use crate::{api_servers, clock, files, kubeconfig};
 
 /// The Kubernetes version that is served.
 pub const KUBERNETES_VERSION: &str = "v1.36.0+pintle";
@@ -127,6 +129,8 @@ pub struct ControlPlane {
 struct Inner {
     config: ControlPlaneConfig,
     address: SocketAddr,
+    /// Where other machines and pods reach the API.
+    endpoint: SocketAddr,
     store: Store,
     peers: PeerListener,
     member_certificate: Arc<MemberCertificate>,
@@ -189,6 +193,11 @@ impl ControlPlane {
             }
         })?;
         let (store, peers, certificate) = open_store(&config, &pki).await?;
+        let endpoint = SocketAddr::new(config.advertise_address(), address.port());
+        let known = api_servers::known(&store, endpoint).map_err(|source| BuildError::Store {
+            path: config.data_dir.clone(),
+            source,
+        })?;
         let tokens = Arc::new(ServiceAccountTokens::new(
             &config.cluster_domain,
             pki.service_account_key(),
@@ -200,7 +209,14 @@ impl ControlPlane {
             service_cidr: config.service_cidr.to_string(),
             node_ports: (30000, 32767),
             cluster_domain: config.cluster_domain.clone(),
-            advertise: Some((config.advertise_address(), address.port())),
+            advertise: Some((
+                known
+                    .iter()
+                    .filter(|server| server.port() == address.port())
+                    .map(SocketAddr::ip)
+                    .collect(),
+                address.port(),
+            )),
             authenticator: authenticator.authenticator(),
             token_issuer: Arc::new(Minter(Arc::clone(&tokens))),
             node_proxy: Arc::new(sessions.clone()),
@@ -231,11 +247,13 @@ impl ControlPlane {
         };
         let system = api.client(UserInfo::apiserver());
         let join_tokens = JoinTokens::new(system.clone(), pki.ca_hash());
-        let servers = vec![config.public_endpoint(address.port()).to_string()];
+        let public = config.public_endpoint(address.port());
+        let servers = api_servers::in_order(public, endpoint, &known);
         Ok(Self {
             inner: Arc::new(Inner {
                 config,
                 address,
+                endpoint,
                 store,
                 peers,
                 member_certificate: certificate,
@@ -274,6 +292,21 @@ impl ControlPlane {
             shutdown.clone(),
         ));
         tasks.spawn(take_part(self.clone(), shutdown.clone()));
+        tasks.spawn(api_servers::announce(
+            inner.store.clone(),
+            inner.endpoint,
+            shutdown.clone(),
+        ));
+        tasks.spawn(api_servers::follow(
+            api_servers::Following {
+                store: inner.store.clone(),
+                api: inner.api.clone(),
+                public: inner.config.public_endpoint(inner.address.port()),
+                own: inner.endpoint,
+                servers: inner.servers.clone(),
+            },
+            shutdown.clone(),
+        ));
         self.spawn_leader_work(&shutdown, &tasks);
         self.spawn_etcd(&tls, &shutdown, &tasks);
         inner.ready.send_replace(true);
@@ -344,16 +377,32 @@ impl ControlPlane {
         kubeconfig::for_user(pki, &server, user, groups, life, clock::now())
     }
 
+    /// The member of the store's group that this server is.
+    pub fn member_id(&self) -> u64 {
+        self.inner.store.member_id()
+    }
+
     /// The servers of the cluster, as members of the store's group.
     pub fn members(&self) -> Vec<Member> {
         self.inner.store.members()
     }
 
     /// Adds a new server whose store will be reached at `address`, HOST:PORT; it follows at once
-    /// and votes once it has caught up. It must be started with what this answers.
+    /// and votes once it has caught up. It must be started with what this answers. A member at
+    /// that address that has never voted is one whose joining was interrupted: it is replaced.
     pub async fn add_member(&self, address: &str) -> Result<Joins, PeerError> {
         let inner = &self.inner;
         inner.peers.advertise().await?;
+        let mut members = self.members().into_iter();
+        if let Some(other) = members.find(|member| member.address == address) {
+            if other.voter {
+                return Err(PeerError::Taken {
+                    address: other.address,
+                    id: other.id,
+                });
+            }
+            inner.store.remove_member(other.id).await?;
+        }
         Ok(Joins {
             member_id: inner.store.add_member(address).await?,
             cluster_id: inner.store.cluster_id().to_owned(),
@@ -502,7 +551,17 @@ impl ControlPlane {
             shutdown: shutdown.clone(),
             tasks: tasks.clone(),
         };
+        let server_join = ServerJoiner {
+            control_plane: self.clone(),
+            pki: Arc::clone(&self.inner.pki),
+            tokens: Arc::clone(&self.inner.join_tokens),
+            keys: self.inner.node_keys.clone(),
+            own_node: self.inner.config.node_name.clone(),
+            api_port: self.inner.address.port(),
+            settings: self.inner.settings.clone(),
+        };
         Routes::new(JoinService::new(join))
+            .add_service(ServerJoinServer::new(server_join))
             .add_service(
                 NodeSessionServer::new(session)
                     .max_decoding_message_size(MAX_MESSAGE_BYTES)

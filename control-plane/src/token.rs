@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! token-hash    hex of SHA-256 of `ID.SECRET` (124 random bits: a fast hash hides them)
-//! role          agent
+//! role          agent or server
 //! expiration    RFC 3339
 //! description   for people
 //! ```
@@ -57,6 +57,8 @@ const ATTEMPTS: usize = 5;
 pub enum Role {
     /// A node.
     Agent,
+    /// Another server; nodes need a token of their own.
+    Server,
 }
 
 impl Role {
@@ -64,6 +66,7 @@ impl Role {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Agent => "agent",
+            Self::Server => "server",
         }
     }
 
@@ -71,6 +74,7 @@ impl Role {
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "agent" => Some(Self::Agent),
+            "server" => Some(Self::Server),
             _ => None,
         }
     }
@@ -120,7 +124,7 @@ pub enum TokenRefusal {
     },
     /// Made for something else.
     #[error(
-        "the join token {id} is for the role {role}; make one for the role {wanted} on a server with `pintle token create`"
+        "the join token {id} is for the role {role}; make one for the role {wanted} on a server with `pintle token create --role {wanted}`"
     )]
     Role {
         /// The token.

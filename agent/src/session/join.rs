@@ -108,14 +108,14 @@ pub async fn join(config: &JoinConfig, agent_dir: &Path) -> Result<Membership, J
         None => identity::new_key()?,
     };
     let csr_pem = identity::signing_request(&key_pem, &config.node_name)?;
-    let (client, ca_pem) = connect(config).await?;
+    let (channel, ca_pem) = connect(&config.server, &config.token).await?;
     let request = JoinRequest {
         token: config.token.credential(),
         node_name: config.node_name.clone(),
         csr_pem,
         agent_version: config.version.clone(),
     };
-    let mut client = client;
+    let mut client = JoinClient::new(channel);
     let response = tokio::time::timeout(PATIENCE, client.join(request))
         .await
         .map_err(|_elapsed| JoinError::Slow(config.server.clone()))?
@@ -152,27 +152,27 @@ pub async fn join(config: &JoinConfig, agent_dir: &Path) -> Result<Membership, J
 }
 
 /// A connection to a server of the token's cluster, and that cluster's CA.
-async fn connect(
-    config: &JoinConfig,
-) -> Result<(JoinClient<tonic::transport::Channel>, String), JoinError> {
-    let server = config.server.as_str();
+pub async fn connect(
+    server: &str,
+    token: &JoinToken,
+) -> Result<(tonic::transport::Channel, String), JoinError> {
     let pinned = Mutex::new(None);
     let connected = channel::connect_pinned(server, |provider| {
-        let verifier = Arc::new(PinnedCa::new(config.token.ca_hash, provider));
+        let verifier = Arc::new(PinnedCa::new(token.ca_hash, provider));
         *pinned.lock() = Some(Arc::clone(&verifier));
         verifier
     })
     .await;
     let finding = pinned.into_inner().and_then(|pinned| pinned.finding());
     match (connected, finding) {
-        (Ok(channel), Some(Finding::Ca(ca))) => Ok((JoinClient::new(channel), pem(&ca))),
+        (Ok(channel), Some(Finding::Ca(ca))) => Ok((channel, pem(&ca))),
         (_, Some(Finding::Foreign(found))) => Err(JoinError::WrongCa {
             server: server.to_owned(),
             found: found.map_or_else(String::new, |hash| {
                 format!(
                     " (its CA's key is sha256:{}, the token says sha256:{})",
                     hex::encode(hash),
-                    hex::encode(config.token.ca_hash)
+                    hex::encode(token.ca_hash)
                 )
             }),
         }),

@@ -59,7 +59,7 @@ pub struct ApiConfig {
     /// DNS domain of the cluster.
     pub cluster_domain: String,
     /// Address and port the `kubernetes` Service leads to; its endpoints are kept at it.
-    pub advertise: Option<(IpAddr, u16)>,
+    pub advertise: Option<(Vec<IpAddr>, u16)>,
     /// Turns certificates and tokens into users.
     pub authenticator: Arc<dyn Authenticate>,
     /// Mints service-account tokens.
@@ -143,7 +143,7 @@ impl ApiServer {
             return Err(ApiError::NodePorts { first, last });
         }
         let hub = Arc::new(Hub::load(&config.store)?);
-        let (store, advertise) = (config.store.clone(), config.advertise);
+        let (store, advertise) = (config.store.clone(), config.advertise.clone());
         let pools = Pools {
             ips,
             ports: config.node_ports,
@@ -157,9 +157,9 @@ impl ApiServer {
             .create_own_objects()
             .await
             .map_err(ApiError::Bootstrap)?;
-        if let Some((address, port)) = advertise {
+        if let Some((addresses, port)) = advertise {
             server
-                .advertise(address, port)
+                .advertise(&addresses, port)
                 .await
                 .map_err(ApiError::Bootstrap)?;
         }

@@ -128,7 +128,7 @@ impl Api {
             service_cidr: "10.96.0.0/16".to_owned(),
             node_ports: (30000, 32767),
             cluster_domain: "cluster.local".to_owned(),
-            advertise: Some(("192.0.2.1".parse().unwrap(), 6443)),
+            advertise: Some((vec!["192.0.2.1".parse().unwrap()], 6443)),
             authenticator: Arc::new(HeaderUser),
             token_issuer: Arc::new(Issuer),
             node_proxy: Arc::new(NoNodes),

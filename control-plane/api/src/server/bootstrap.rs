@@ -1,7 +1,7 @@
 //! The objects every cluster has.
 //!
 //! Creates the namespaces `default`, `kube-system`, `kube-public` and `kube-node-lease`, the
-//! `kubernetes` Service, and keeps that Service's endpoints at the API server's address.
+//! `kubernetes` Service, and keeps that Service's endpoints at the API servers' addresses.
 //! The service-account controller and the data path react.
 
 use std::net::IpAddr;
@@ -44,7 +44,8 @@ impl ApiServer {
             .core
             .config()
             .advertise
-            .map_or(TARGET_PORT, |(_, port)| i32::from(port));
+            .as_ref()
+            .map_or(TARGET_PORT, |(_, port)| i32::from(*port));
         self.ensure(&Service {
             metadata: own_metadata(&[("component", "apiserver"), ("provider", "kubernetes")]),
             spec: Some(ServiceSpec {
@@ -64,16 +65,27 @@ impl ApiServer {
         .await
     }
 
-    /// Keeps the endpoints of the `kubernetes` Service at this address.
-    pub async fn advertise(&self, address: IpAddr, port: u16) -> Result<(), Status> {
+    /// Makes these addresses, all at `port`, the endpoints of the `kubernetes` Service. Those of
+    /// another address family than the first's are left out: a slice has one.
+    pub async fn advertise(&self, addresses: &[IpAddr], port: u16) -> Result<(), Status> {
+        let is_v4 = addresses.first().is_none_or(IpAddr::is_ipv4);
+        let addresses = addresses
+            .iter()
+            .filter(|address| address.is_ipv4() == is_v4)
+            .map(IpAddr::to_string);
         let client = self.client(UserInfo::apiserver());
         let endpoints = Endpoints {
             metadata: own_metadata(&[("endpointslice.kubernetes.io/skip-mirror", "true")]),
             subsets: Some(vec![EndpointSubset {
-                addresses: Some(vec![EndpointAddress {
-                    ip: address.to_string(),
-                    ..EndpointAddress::default()
-                }]),
+                addresses: Some(
+                    addresses
+                        .clone()
+                        .map(|ip| EndpointAddress {
+                            ip,
+                            ..EndpointAddress::default()
+                        })
+                        .collect(),
+                ),
                 ports: Some(vec![EndpointPort {
                     name: Some(PORT_NAME.to_owned()),
                     port: i32::from(port),
@@ -87,18 +99,19 @@ impl ApiServer {
         client.update(&endpoints).await?;
         let slice = EndpointSlice {
             metadata: own_metadata(&[("kubernetes.io/service-name", NAME)]),
-            address_type: match address {
-                IpAddr::V4(_) => "IPv4".to_owned(),
-                IpAddr::V6(_) => "IPv6".to_owned(),
-            },
-            endpoints: Some(vec![Endpoint {
-                addresses: vec![address.to_string()],
-                conditions: Some(EndpointConditions {
-                    ready: Some(true),
-                    ..EndpointConditions::default()
-                }),
-                ..Endpoint::default()
-            }]),
+            address_type: if is_v4 { "IPv4" } else { "IPv6" }.to_owned(),
+            endpoints: Some(
+                addresses
+                    .map(|address| Endpoint {
+                        addresses: vec![address],
+                        conditions: Some(EndpointConditions {
+                            ready: Some(true),
+                            ..EndpointConditions::default()
+                        }),
+                        ..Endpoint::default()
+                    })
+                    .collect(),
+            ),
             ports: Some(vec![SlicePort {
                 name: Some(PORT_NAME.to_owned()),
                 port: Some(i32::from(port)),
