@@ -19,7 +19,7 @@ fn server(config: &str) -> Option<Node> {
 }
 
 /// A token made on the server.
-fn token(server: &Node, args: &[&str]) -> String {
+pub(crate) fn token(server: &Node, args: &[&str]) -> String {
     server.enter();
     let mut words = vec!["token", "create"];
     words.extend(args);
@@ -47,13 +47,13 @@ fn refused(agent: &Node, args: &[&str]) -> String {
     text(&out.stderr)
 }
 
-fn says(words: &str, want: &str) {
+pub(crate) fn says(words: &str, want: &str) {
     let found = words.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(found.contains(want), "{found:?} does not say {want:?}");
 }
 
 /// The token with the secret's last character changed.
-fn with_other_secret(token: &str) -> String {
+pub(crate) fn with_other_secret(token: &str) -> String {
     let (credential, hash) = token.split_once('@').unwrap();
     let (start, last) = credential.split_at(credential.len() - 1);
     format!("{start}{}@{hash}", if last == "a" { "b" } else { "a" })
@@ -129,7 +129,7 @@ fn refusals(server: &Node, agent: &Node) {
 }
 
 /// The page, through a Service or a pod, from the node the thread is on.
-fn page(address: &str, port: u16) -> std::io::Result<String> {
+pub(crate) fn page(address: &str, port: u16) -> std::io::Result<String> {
     http::get(SocketAddr::new(address.parse().unwrap(), port))
 }
 

@@ -17,7 +17,9 @@
 )]
 #![allow(dead_code, reason = "the harness serves other tests too")]
 
+mod drama;
 mod joining;
+mod servers;
 
 /// What the stories share.
 #[path = "../harness"]

@@ -85,6 +85,37 @@ impl Node {
         Some(peer)
     }
 
+    /// A machine on a [`Lan`], at 198.18.0.`number`; the calling thread goes there.
+    pub fn prepare_on(lan: &Lan, name: &str, number: u8, config: &str) -> Option<Self> {
+        let link = format!(
+            "link add up0 type veth peer name to-{name} netns {}",
+            lan.switch.id()
+        );
+        let address = format!("address add 198.18.0.{number}/24 dev up0");
+        let node = Self::place(
+            name,
+            config,
+            &[
+                "link set lo up",
+                link.as_str(),
+                address.as_str(),
+                "link set up0 up",
+                "route add default via 198.18.0.254 dev up0",
+            ],
+        )?;
+        lan.enter();
+        run(Command::new("ip").args([
+            "link",
+            "set",
+            &format!("to-{name}"),
+            "master",
+            "lan0",
+            "up",
+        ]));
+        node.enter();
+        Some(node)
+    }
+
     fn place(name: &str, config: &str, network: &[&str]) -> Option<Self> {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
@@ -244,6 +275,37 @@ impl Node {
     /// What the node logged so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Whether the process of `pintle up` is there.
+    pub fn is_running(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Ends everything that runs on the machine at once, as a power cut does.
+    pub fn lose_power(&mut self) {
+        if let Some(child) = &mut self.child {
+            child.kill().expect("killed");
+            child.wait().expect("pintle ended");
+        }
+        self.child = None;
+        for pod in walk(&self.cgroup.path) {
+            if !pod.ends_with("host") {
+                let _gone = fs::write(pod.join("cgroup.kill"), "1");
+            }
+        }
+        // The shims.
+        for line in self.processes() {
+            let pid = line.split(' ').next().and_then(|pid| pid.parse().ok());
+            if let Some(pid) = pid {
+                let _gone = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
     }
 
     /// Ends `pintle up` by a signal and waits for it.
@@ -451,6 +513,52 @@ impl Drop for Node {
             let _killed = child.kill();
             let _ended = child.wait();
         }
+    }
+}
+
+/// A switch that machines are plugged into, in a namespace of its own.
+pub struct Lan {
+    netns: fs::File,
+    /// Holds the namespace, so that links can be moved there.
+    switch: Child,
+}
+
+impl Lan {
+    /// A switch without machines; `None` (and a printed reason) where there can be none.
+    pub fn new() -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: needs root");
+            return None;
+        }
+        unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
+        for words in ["link add lan0 type bridge", "link set lan0 up"] {
+            run(Command::new("ip").args(words.split(' ')));
+        }
+        Some(Self {
+            netns: fs::File::open("/proc/thread-self/ns/net").expect("own namespace"),
+            switch: Command::new("sleep")
+                .arg("infinity")
+                .spawn()
+                .expect("sleep runs"),
+        })
+    }
+
+    /// Pulls or plugs a machine's cable.
+    pub fn plug(&self, name: &str, is_in: bool) {
+        self.enter();
+        let state = if is_in { "up" } else { "down" };
+        run(Command::new("ip").args(["link", "set", &format!("to-{name}"), state]));
+    }
+
+    fn enter(&self) {
+        setns(&self.netns, CloneFlags::CLONE_NEWNET).expect("moved to the switch");
+    }
+}
+
+impl Drop for Lan {
+    fn drop(&mut self) {
+        let _killed = self.switch.kill();
+        let _ended = self.switch.wait();
     }
 }
 
