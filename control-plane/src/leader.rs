@@ -2,20 +2,55 @@
 //!
 //! Watches the store's leadership; starts the work when this member leads, stops it when it does
 //! not, and starts it again after a pause when it ended by itself. There is no second election:
-//! who leads the store leads the cluster.
+//! who leads the store leads the cluster. Each start raises a [`Fence`] at
+//! `/pintle/leader/NAME`, so that what an earlier leader still writes is refused.
 
 use std::future::Future;
 use std::time::Duration;
 
+use pintle_api::client::Fence;
+use pintle_store::{Store, StoreError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Pause before work that ended by itself is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
-/// Keeps `work` running while this member leads, until `shutdown`. The work must end soon after
-/// its token is cancelled.
+/// Keeps `work` running behind a fence while this member leads, until `shutdown`. The work must
+/// end soon after its token is cancelled.
 pub(crate) async fn while_leading<F, Fut, E>(
+    store: Store,
+    shutdown: CancellationToken,
+    name: &'static str,
+    work: F,
+) where
+    F: Fn(CancellationToken, Fence) -> Fut,
+    Fut: Future<Output = Result<(), E>>,
+    E: std::error::Error + 'static,
+{
+    let (key, own) = (
+        format!("/pintle/leader/{name}"),
+        store.member_id().to_string(),
+    );
+    let (store, key, own, work) = (&store, &key, &own, &work);
+    follow(store.leadership(), shutdown, name, |stop| async move {
+        let fence = Fence::raise(store, key, own).await;
+        let fence = fence.map_err(Ended::Fence)?;
+        work(stop, fence).await.map_err(Ended::Work)
+    })
+    .await;
+}
+
+/// Why work ended by itself.
+#[derive(Debug, thiserror::Error)]
+enum Ended<E: std::error::Error + 'static> {
+    #[error("leadership cannot be claimed")]
+    Fence(#[source] StoreError),
+    #[error(transparent)]
+    Work(E),
+}
+
+async fn follow<F, Fut, E>(
     mut leads: watch::Receiver<bool>,
     shutdown: CancellationToken,
     name: &'static str,
@@ -99,7 +134,7 @@ mod tests {
             seen.wait_for(|n| *n == 1).await.unwrap();
             shutdown.cancel();
         };
-        tokio::join!(while_leading(leads, shutdown.clone(), "work", work), drive);
+        tokio::join!(follow(leads, shutdown.clone(), "work", work), drive);
         assert_eq!((*running.borrow(), starts.load(Ordering::Relaxed)), (0, 2));
     }
 }

@@ -500,7 +500,7 @@ impl ControlPlane {
 
     /// Controllers and scheduler, while this member leads.
     fn spawn_leader_work(&self, shutdown: &CancellationToken, tasks: &TaskTracker) {
-        let leads = || self.inner.store.leadership();
+        let store = || self.inner.store.clone();
         let (config, client) = (&self.inner.config, self.client(UserInfo::apiserver()));
         let controllers = ControllersConfig {
             node_cidr_mask: config.node_cidr_mask(),
@@ -508,17 +508,25 @@ impl ControlPlane {
             ..ControllersConfig::new(client, config.pod_cidr.to_string(), self.ca_pem())
         };
         tasks.spawn(while_leading(
-            leads(),
+            store(),
             shutdown.clone(),
             "controllers",
-            move |stop| pintle_controllers::run(controllers.clone(), stop),
+            move |stop, fence| {
+                let controllers = ControllersConfig {
+                    client: controllers.client.fenced(fence),
+                    ..controllers.clone()
+                };
+                pintle_controllers::run(controllers, stop)
+            },
         ));
-        let scheduler = SchedulerConfig::new(self.client(UserInfo::scheduler()));
+        let scheduler = self.client(UserInfo::scheduler());
         tasks.spawn(while_leading(
-            leads(),
+            store(),
             shutdown.clone(),
             "scheduler",
-            move |stop| pintle_scheduler::run(scheduler.clone(), stop),
+            move |stop, fence| {
+                pintle_scheduler::run(SchedulerConfig::new(scheduler.fenced(fence)), stop)
+            },
         ));
     }
 

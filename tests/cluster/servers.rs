@@ -118,8 +118,7 @@ fn one_server_becomes_three_and_one_again() {
     says(&refused(taken), "the node name \"server1\" is taken");
     assert_eq!(members(&first).len(), 1, "nobody half-joined");
     first.enter();
-    let mut own = first.pintle(&["up", "--join", &api(2), "--token", &good]);
-    own.args(["--run-dir", &first.path("other").display().to_string()]);
+    let own = first.pintle(&["up", "--join", &api(2), "--token", &good]);
     says(&refused(own), "is a server of a cluster of its own");
 
     // Two more, of which one was interrupted in the middle of joining.

@@ -5,6 +5,8 @@
 //! [`Informer`]s share one decoded object per revision among all subscribers of a kind.
 
 use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,6 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 pub use crate::auth::UserInfo;
+pub use crate::pipeline::fence::Fence;
 pub use crate::storage::watch::{ObjectEvent, ObjectEventKind, ObjectWatch};
 
 mod informer;
@@ -157,6 +160,7 @@ pub struct ResourceInfo {
 pub struct Client {
     core: Arc<Core>,
     user: Arc<UserInfo>,
+    fence: Option<Fence>,
 }
 
 impl Debug for Client {
@@ -172,13 +176,34 @@ impl Client {
         Self {
             core,
             user: Arc::new(user),
+            fence: None,
         }
+    }
+
+    /// The same client, whose writes succeed only as long as the fence stands.
+    #[must_use]
+    pub fn fenced(&self, fence: Fence) -> Client {
+        Client {
+            fence: Some(fence),
+            ..self.clone()
+        }
+    }
+
+    /// Does a write. Boxed, for a pipeline's future is large and its callers' are many.
+    fn write<'a, T: 'a>(
+        &'a self,
+        work: impl Future<Output = T> + Send + 'a,
+    ) -> Pin<Box<dyn Future<Output = T> + Send + 'a>> {
+        Box::pin(Fence::around(self.fence.as_ref(), work))
     }
 
     /// The same client acting as another user.
     #[must_use]
     pub fn impersonate(&self, user: UserInfo) -> Client {
-        Client::new(self.core.clone(), user)
+        Client {
+            user: Arc::new(user),
+            ..self.clone()
+        }
     }
 
     /// The user this client acts as.
@@ -223,8 +248,10 @@ impl Client {
         let body = encode(object)?;
         typed(
             &self
-                .core
-                .create(&attributes, &options_of(&attributes), body)
+                .write(
+                    self.core
+                        .create(&attributes, &options_of(&attributes), body),
+                )
                 .await?,
         )
     }
@@ -250,8 +277,10 @@ impl Client {
         let body = encode(object)?;
         typed(
             &self
-                .core
-                .update(&attributes, &options_of(&attributes), body)
+                .write(
+                    self.core
+                        .update(&attributes, &options_of(&attributes), body),
+                )
                 .await?,
         )
     }
@@ -274,14 +303,13 @@ impl Client {
             Patch::Merge(value) => (PatchKind::Merge, value),
             Patch::Strategic(value) => (PatchKind::Strategic, value),
         };
-        self.core
-            .patch(
-                attributes,
-                &options_of(attributes),
-                kind,
-                body.to_string().as_bytes(),
-            )
-            .await
+        self.write(self.core.patch(
+            attributes,
+            &options_of(attributes),
+            kind,
+            body.to_string().as_bytes(),
+        ))
+        .await
     }
 
     /// Deletes an object.
@@ -292,8 +320,7 @@ impl Client {
         params: &DeleteParams,
     ) -> Result<(), Status> {
         let attributes = self.typed::<K>(Verb::Delete, namespace, Some(name), None)?;
-        self.core
-            .delete(&attributes, &delete_options(params))
+        self.write(self.core.delete(&attributes, &delete_options(params)))
             .await
             .map(|_| ())
     }
@@ -325,10 +352,12 @@ impl Client {
                 ..ObjectReference::default()
             },
         };
-        self.core
-            .create(&attributes, &options_of(&attributes), encode(&binding)?)
-            .await
-            .map(|_| ())
+        self.write(
+            self.core
+                .create(&attributes, &options_of(&attributes), encode(&binding)?),
+        )
+        .await
+        .map(|_| ())
     }
 
     /// Every resource that is served, in its preferred version.
@@ -379,10 +408,12 @@ impl Client {
         object: Object,
     ) -> Result<Object, Status> {
         let attributes = self.dynamic(gvr, Verb::Create, namespace, name, subresource)?;
-        self.core
-            .create(&attributes, &options_of(&attributes), object)
-            .await?
-            .object()
+        self.write(
+            self.core
+                .create(&attributes, &options_of(&attributes), object),
+        )
+        .await?
+        .object()
     }
 
     /// Replaces an object of any resource, or one of its subresources (`status`, `finalize`).
@@ -395,10 +426,12 @@ impl Client {
         object: Object,
     ) -> Result<Object, Status> {
         let attributes = self.dynamic(gvr, Verb::Update, namespace, Some(name), subresource)?;
-        self.core
-            .update(&attributes, &options_of(&attributes), object)
-            .await?
-            .object()
+        self.write(
+            self.core
+                .update(&attributes, &options_of(&attributes), object),
+        )
+        .await?
+        .object()
     }
 
     /// Patches an object of any resource.
@@ -423,8 +456,7 @@ impl Client {
         params: &DeleteParams,
     ) -> Result<(), Status> {
         let attributes = self.dynamic(gvr, Verb::Delete, namespace, Some(name), None)?;
-        self.core
-            .delete(&attributes, &delete_options(params))
+        self.write(self.core.delete(&attributes, &delete_options(params)))
             .await
             .map(|_| ())
     }
@@ -438,10 +470,13 @@ impl Client {
         params: &DeleteParams,
     ) -> Result<(), Status> {
         let attributes = self.dynamic(gvr, Verb::DeleteCollection, namespace, None, None)?;
-        self.core
-            .delete_collection(&attributes, &list_options(list), &delete_options(params))
-            .await
-            .map(|_| ())
+        self.write(self.core.delete_collection(
+            &attributes,
+            &list_options(list),
+            &delete_options(params),
+        ))
+        .await
+        .map(|_| ())
     }
 
     /// Watches the encoded objects of a resource: the stored bytes, never decoded.

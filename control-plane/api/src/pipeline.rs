@@ -28,6 +28,7 @@ mod apply;
 pub(crate) mod conform;
 pub(crate) mod delete;
 mod evict;
+pub(crate) mod fence;
 pub(crate) mod persist;
 mod pods;
 mod read;

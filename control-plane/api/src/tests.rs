@@ -26,6 +26,7 @@ mod bad_input;
 mod crud;
 mod deletion;
 mod evictions;
+mod fencing;
 mod informers;
 mod lists;
 mod nodes;

@@ -12,6 +12,7 @@ use pintle_kube_types::Object;
 use pintle_kube_types::status::{Reason, Status};
 use pintle_store::{Compare, Op, Rejection, StoreError, Txn};
 
+use super::fence::{Fence, deposed};
 use super::{Attributes, Core, Stored};
 use crate::registry::Resource;
 use crate::registry::strategy::Strategy;
@@ -141,7 +142,7 @@ impl Core {
             *self.event_lease.0.lock().await = None;
             return Ok(None);
         }
-        let written = response.map_err(store_failed)?;
+        let written = response.map_err(store_failed)?.revision()?;
         Ok(written.map(|revision| Stored::new(value, revision)))
     }
 
@@ -160,24 +161,38 @@ impl Core {
         compares.push(Compare::mod_revision(current.key.clone(), current.revision));
         let mut success = effects.ops;
         success.push(Op::delete(current.key.clone()));
-        let removed = self.commit(compares, success).await.map_err(store_failed)?;
+        let committed = self.commit(compares, success).await;
+        let removed = committed.map_err(store_failed)?.revision()?;
         Ok(removed.map(|revision| Stored::new(current.value.clone(), revision)))
     }
 
     async fn commit(
         &self,
-        compares: Vec<Compare>,
+        mut compares: Vec<Compare>,
         success: Vec<Op>,
-    ) -> Result<Option<u64>, StoreError> {
+    ) -> Result<Committed, StoreError> {
+        let fence = Fence::current();
+        compares.extend(fence.as_ref().map(Fence::compare));
+        let failure = fence.as_ref().map(Fence::read).into_iter().collect();
         let response = self
             .store()
             .txn(Txn {
                 compares,
                 success,
-                failure: Vec::new(),
+                failure,
             })
             .await?;
-        Ok(response.succeeded.then_some(response.revision))
+        if response.succeeded {
+            return Ok(Committed::At(response.revision));
+        }
+        let is_deposed = fence
+            .zip(response.responses.first())
+            .is_some_and(|(fence, read)| !fence.still_stands(read));
+        Ok(if is_deposed {
+            Committed::Deposed
+        } else {
+            Committed::Outrun
+        })
     }
 
     async fn event_lease(&self) -> Result<u64, Status> {
@@ -196,6 +211,27 @@ impl Core {
             .map_err(store_failed)?;
         *shared = Some((lease, now));
         Ok(lease)
+    }
+}
+
+/// What a transaction came to.
+enum Committed {
+    /// Written at this revision.
+    At(u64),
+    /// Somebody else wrote in between.
+    Outrun,
+    /// The writer leads no more.
+    Deposed,
+}
+
+impl Committed {
+    /// `None` when somebody else wrote in between.
+    fn revision(self) -> Result<Option<u64>, Status> {
+        match self {
+            Self::At(revision) => Ok(Some(revision)),
+            Self::Outrun => Ok(None),
+            Self::Deposed => Err(deposed()),
+        }
     }
 }
 
