@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -11,9 +11,61 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 
 use crate::harness::http::{self, Steady};
-use crate::harness::node::{Lan, Node, run, workspace};
+use crate::harness::node::{Lan, Node, run, text, workspace};
 use crate::joining::token;
 use crate::servers::{api, id_of, join_command, members, prepare, vote};
+
+/// A [`Steady`] client in a process of its own: it stays on the machine where it was started,
+/// while this process goes from one to another.
+struct Client {
+    child: Child,
+}
+
+/// The address that [`reads_until_told_to_stop`] asks.
+const ADDRESS: &str = "PINTLE_TEST_ADDRESS";
+
+impl Client {
+    fn start(address: SocketAddr) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture"])
+            .arg("drama::reads_until_told_to_stop")
+            .env(ADDRESS, address.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the client starts");
+        Self { child }
+    }
+
+    /// How many pages were read, and every failure.
+    fn stop(mut self) -> (u64, Vec<String>) {
+        drop(self.child.stdin.take());
+        let out = self.child.wait_with_output().expect("the client ended");
+        let out = text(&out.stdout);
+        let of = |word: &str| {
+            let lines = out.lines().filter_map(|line| line.strip_prefix(word));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let answered = of("answered ").first().and_then(|n| n.parse().ok());
+        (answered.expect("a report"), of("failed "))
+    }
+}
+
+#[test]
+#[ignore = "the client of a_cluster_outlives_what_it_loses"]
+fn reads_until_told_to_stop() {
+    let Ok(address) = std::env::var(ADDRESS) else {
+        return;
+    };
+    let client = Steady::start(address.parse().unwrap());
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+    let report = client.stop();
+    println!();
+    for error in report.errors {
+        println!("failed {error}");
+    }
+    println!("answered {}", report.answered);
+}
 
 /// Creates ConfigMaps, each through whichever server takes it, until told to stop.
 struct Writer {
@@ -147,8 +199,10 @@ fn a_cluster_outlives_what_it_loses() {
 
     agents[0].enter();
     agents[0].wait("the Service answers", |_| http::get(service).is_ok());
-    let client = Steady::start(service);
-    let kubeconfig = servers[0].path("kubeconfig");
+    let client = Client::start(service);
+    // That of a server goes with the server.
+    let kubeconfig = agents[0].path("kubeconfig");
+    std::fs::copy(servers[0].path("kubeconfig"), &kubeconfig).unwrap();
     let writer = Writer::start(kubeconfig.clone(), (1..=4).map(api).collect());
     writer.goes_on(&agents[0], "the start");
 
@@ -217,19 +271,19 @@ fn a_cluster_outlives_what_it_loses() {
     writer.goes_on(&agents[0], "a server was replaced");
 
     let written = writer.stop();
-    let report = client.stop();
+    let (answered, failures) = client.stop();
     println!(
         "{} writes acknowledged, the longest time without one {:?}; {} pages read, {} failed",
         written.names.len(),
         written.gap,
-        report.answered,
-        report.errors.len()
+        answered,
+        failures.len()
     );
+    assert!(answered > 100, "only {answered} pages were read");
     assert!(
-        report.errors.is_empty(),
-        "the Service did not answer {} times: {:?}",
-        report.errors.len(),
-        report.errors
+        failures.is_empty(),
+        "the Service did not answer {} times: {failures:?}",
+        failures.len()
     );
     for server in &servers {
         server.enter();

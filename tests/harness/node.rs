@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -565,8 +566,10 @@ impl Drop for Lan {
 /// The cgroup of one node; the test process lives in its `host` child meanwhile.
 struct Cgroup {
     path: PathBuf,
-    before: PathBuf,
 }
+
+/// Where the test process was before it moved to any node's cgroup: nodes end in any order.
+static BEFORE: OnceLock<PathBuf> = OnceLock::new();
 
 impl Cgroup {
     fn enter() -> Self {
@@ -586,22 +589,21 @@ impl Cgroup {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = root.join(format!("pintle-test-{}-{number}", std::process::id()));
         fs::create_dir_all(path.join("host")).expect("a cgroup");
-        let before = root.join(own.trim_start_matches('/'));
+        BEFORE.get_or_init(|| root.join(own.trim_start_matches('/')));
         fs::write(
             path.join("host/cgroup.procs"),
             std::process::id().to_string(),
         )
         .expect("moved");
-        Self { path, before }
+        Self { path }
     }
 }
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        let _moved = fs::write(
-            self.before.join("cgroup.procs"),
-            std::process::id().to_string(),
-        );
+        let before = BEFORE.get().map(|before| before.join("cgroup.procs"));
+        let own = std::process::id().to_string();
+        let _moved = before.map(|before| fs::write(before, own));
         let _killed = fs::write(self.path.join("cgroup.kill"), "1");
         for path in walk(&self.path).into_iter().rev() {
             let _removed = fs::remove_dir(path);

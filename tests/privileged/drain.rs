@@ -44,6 +44,7 @@ fn a_drain_waits_for_the_budget() {
     }
 }
 
+/// It evicts with `policy/v1beta1`.
 #[test]
 fn a_drain_waits_for_the_budget_with_kubectl_1_20() {
     if !debian_kubectl().exists() {
