@@ -69,6 +69,12 @@ pub(super) fn stopped() -> Status {
     Status::unavailable("etcdserver: server stopped")
 }
 
+pub(super) fn stalled() -> Status {
+    Status::deadline_exceeded(
+        "etcdserver: the client took nothing of the snapshot for too long; take it again",
+    )
+}
+
 /// The answer to a request the store refused or failed.
 pub(super) fn from_store(error: &StoreError) -> Status {
     match error {

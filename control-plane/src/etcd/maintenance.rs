@@ -2,8 +2,10 @@
 //!
 //! Watches the store's health; changes nothing.
 
+use std::time::Duration;
+
 use futures_util::StreamExt as _;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream};
 use pintle_proto::etcd::etcdserverpb as pb;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -13,6 +15,10 @@ use tonic::{Request, Response, Status};
 use super::error::from_store;
 use super::{Etcd, VERSION, snapshot};
 use pb::alarm_request::AlarmAction;
+
+/// A client that takes nothing of a snapshot for so long is given up: the versions it is made of
+/// cannot be freed.
+const STALL: Duration = Duration::from_mins(1);
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -114,8 +120,15 @@ impl pb::maintenance_server::Maintenance for Etcd {
         let (sender, answers) = mpsc::channel(snapshot::CHUNKS);
         let (etcd, runtime) = (self.clone(), Handle::current());
         let tasks = &self.inner.tasks;
-        tasks.spawn_blocking(move || snapshot::send(&etcd, &sender, &runtime));
-        Ok(Response::new(ReceiverStream::new(answers).boxed()))
+        let sent = tasks.spawn_blocking(move || snapshot::send(&etcd, &sender, STALL, &runtime));
+        // Only a whole snapshot ends without an error.
+        let end = stream::once(sent).filter_map(async |sent| match sent {
+            Ok(Ok(())) => None,
+            Ok(Err(status)) => Some(Err(status)),
+            Err(_ended) => Some(Err(Status::internal("etcdserver: the snapshot broke off"))),
+        });
+        let answers = ReceiverStream::new(answers).map(Ok).chain(end);
+        Ok(Response::new(answers.boxed()))
     }
 
     async fn move_leader(

@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::error::{from_store, stopped};
+use super::error::{from_store, stalled, stopped};
 use super::{Etcd, keyspace};
 use bolt::{Layout, Trees};
 
@@ -34,14 +34,12 @@ pub(super) use bolt::reader;
 const CHUNK: usize = 64 << 10;
 /// Chunks that may wait for the client.
 pub(super) const CHUNKS: usize = 4;
-/// A client that takes nothing for so long is given up: what it reads from cannot be freed.
-const STALL: Duration = Duration::from_mins(1);
 
-pub(super) type Sender = mpsc::Sender<Result<pb::SnapshotResponse, Status>>;
+pub(super) type Sender = mpsc::Sender<pb::SnapshotResponse>;
 
 /// Why no more is sent.
 enum Ended {
-    /// The client left, or the server stops.
+    /// The client left.
     Gone,
     Failed(Status),
 }
@@ -52,27 +50,40 @@ impl From<StoreError> for Ended {
     }
 }
 
-/// Sends a snapshot. Blocks: for a thread of its own.
-pub(super) fn send(etcd: &Etcd, client: &Sender, runtime: &Handle) {
+/// Sends a snapshot. Blocks: for a thread of its own. Unless it answers `Ok`, the client must be
+/// told the reason after the last chunk: a stream that just ends looks whole to clients that do
+/// not, as etcdctl does, look at the length.
+/// A client that takes nothing for `stall` is given up.
+pub(super) fn send(
+    etcd: &Etcd,
+    client: &Sender,
+    stall: Duration,
+    runtime: &Handle,
+) -> Result<(), Status> {
     let mut stream = Stream {
         etcd,
         client,
+        stall,
         runtime,
         chunk: BytesMut::with_capacity(CHUNK),
         hash: Sha256::new(),
         left: 0,
         revision: 0,
     };
-    if let Err(Ended::Failed(status)) = stream.run() {
-        tracing::warn!(reason = status.message(), "a snapshot is not finished");
-        // Whoever has left misses nothing.
-        drop(stream.deliver(Err(status)));
+    match stream.run() {
+        Ok(()) => Ok(()),
+        Err(Ended::Gone) => Err(Status::cancelled("etcdserver: the client left")),
+        Err(Ended::Failed(status)) => {
+            tracing::warn!(reason = status.message(), "a snapshot is not finished");
+            Err(status)
+        }
     }
 }
 
 struct Stream<'a> {
     etcd: &'a Etcd,
     client: &'a Sender,
+    stall: Duration,
     runtime: &'a Handle,
     chunk: BytesMut,
     hash: Sha256,
@@ -84,9 +95,8 @@ struct Stream<'a> {
 impl Stream<'_> {
     fn run(&mut self) -> Result<(), Ended> {
         let etcd = self.etcd;
-        let (client, stop) = (self.client, &etcd.inner.shutdown);
-        let wanted = || !client.is_closed() && !stop.is_cancelled();
         let (start, end) = keyspace::all();
+        let wanted = || self.goes_on().is_ok();
         let versions = etcd.store().versions(start, end, &wanted)?;
         self.revision = versions.revision();
         let mut blank = Vec::new();
@@ -97,7 +107,7 @@ impl Stream<'_> {
                 blank.resize(version.value_bytes, 0);
                 Ok(Bytes::copy_from_slice(&blank))
             },
-            &mut |_page| if wanted() { Ok(()) } else { Err(Ended::Gone) },
+            &mut |_page| self.goes_on(),
         )?;
         self.left = layout.bytes();
         self.push(&layout.head())?;
@@ -139,22 +149,32 @@ impl Stream<'_> {
     }
 
     fn answer(&self, blob: Bytes) -> Result<(), Ended> {
-        if self.etcd.inner.shutdown.is_cancelled() {
-            return Err(Ended::Failed(stopped()));
-        }
-        self.deliver(Ok(pb::SnapshotResponse {
+        self.goes_on()?;
+        let answer = pb::SnapshotResponse {
             header: Some(self.etcd.header(self.revision)),
             remaining_bytes: self.left,
             blob,
-        }))
+        };
+        self.runtime.block_on(async {
+            tokio::select! {
+                sent = tokio::time::timeout(self.stall, self.client.send(answer)) => match sent {
+                    Ok(sent) => sent.map_err(|_left| Ended::Gone),
+                    Err(_) => Err(Ended::Failed(stalled())),
+                },
+                // A client that takes nothing does not hold up the stop.
+                () = self.etcd.inner.shutdown.cancelled() => Err(Ended::Failed(stopped())),
+            }
+        })
     }
 
-    fn deliver(&self, answer: Result<pb::SnapshotResponse, Status>) -> Result<(), Ended> {
-        let sent = tokio::time::timeout(STALL, self.client.send(answer));
-        match self.runtime.block_on(sent) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(Ended::Gone),
+    fn goes_on(&self) -> Result<(), Ended> {
+        if self.etcd.inner.shutdown.is_cancelled() {
+            return Err(Ended::Failed(stopped()));
         }
+        if self.client.is_closed() {
+            return Err(Ended::Gone);
+        }
+        Ok(())
     }
 }
 

@@ -26,6 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct Server {
     _dir: tempfile::TempDir,
     store: Store,
+    etcd: Etcd,
     channel: Channel,
     stop: CancellationToken,
 }
@@ -48,11 +49,12 @@ impl Server {
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         let etcd = Etcd::new(store.clone(), "n1", url.clone(), tasks, stop.clone());
-        tokio::spawn(listen::serve(listener, None, etcd, stop.clone()));
+        tokio::spawn(listen::serve(listener, None, etcd.clone(), stop.clone()));
         let channel = Channel::from_shared(url).unwrap().connect().await.unwrap();
         Self {
             _dir: dir,
             store,
+            etcd,
             channel,
             stop,
         }

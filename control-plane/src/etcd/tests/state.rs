@@ -1,13 +1,20 @@
 //! Status, hashes, alarms, members, and what is not there.
 
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
 use pb::alarm_request::AlarmAction;
+use pb::maintenance_server::Maintenance;
 use pintle_proto::etcd::{etcdserverpb as pb, mvccpb};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
-use tonic::Code;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tonic::{Code, Request};
 
-use super::{Server, refused};
-use crate::etcd::snapshot::reader;
+use super::{PATIENCE, Server, refused};
+use crate::etcd::Etcd;
+use crate::etcd::snapshot::{reader, send};
 
 #[tokio::test]
 async fn a_member_tells_how_it_does() {
@@ -144,6 +151,49 @@ async fn a_snapshot_is_an_etcd_database() {
     let leases: Vec<_> = buckets["lease"].keys().cloned().collect();
     assert_eq!(leases, [77_i64.to_be_bytes().to_vec()]);
     assert!(buckets["meta"].contains_key(&b"consistent_index"[..]));
+}
+
+/// A server with a snapshot that is under way, and a client that reads none of it.
+async fn unread_snapshot() -> (Server, <Etcd as Maintenance>::SnapshotStream) {
+    let server = Server::start().await;
+    // More than waits for a client.
+    server.put("large", &"x".repeat(1_000_000)).await;
+    let request = Request::new(pb::SnapshotRequest {});
+    let answers = server.etcd.snapshot(request).await;
+    (server, answers.unwrap().into_inner())
+}
+
+/// Reads on: chunks, and at last an error, so that nobody takes the file for whole.
+async fn broken_off(answers: <Etcd as Maintenance>::SnapshotStream) -> Code {
+    let mut answers: Vec<_> = answers.collect().await;
+    let last = answers.pop().unwrap();
+    assert!(answers.iter().all(Result::is_ok));
+    refused(last).0
+}
+
+#[tokio::test]
+async fn a_stop_breaks_off_a_snapshot_that_nobody_reads() {
+    let (server, answers) = unread_snapshot().await;
+    server.stop.cancel();
+    let tasks = &server.etcd.inner.tasks;
+    tasks.close();
+    tokio::time::timeout(PATIENCE, tasks.wait()).await.unwrap();
+    assert_eq!(broken_off(answers).await, Code::Unavailable);
+    // One that is asked for now has not even a first chunk.
+    let late = server.etcd.snapshot(Request::new(pb::SnapshotRequest {}));
+    let late = late.await.unwrap().into_inner();
+    assert_eq!(broken_off(late).await, Code::Unavailable);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_nobody_reads_is_broken_off() {
+    let server = Server::start().await;
+    server.put("large", &"x".repeat(1_000_000)).await;
+    let (sender, _answers) = mpsc::channel(1);
+    let (etcd, runtime) = (server.etcd.clone(), Handle::current());
+    let stall = Duration::from_millis(50);
+    let sent = tokio::task::spawn_blocking(move || send(&etcd, &sender, stall, &runtime));
+    assert_eq!(refused(sent.await.unwrap()).0, Code::DeadlineExceeded);
 }
 
 #[tokio::test]
