@@ -12,6 +12,7 @@
 mod bench;
 mod build;
 mod build_ebpf;
+mod cluster;
 mod codegen;
 mod command;
 mod demo;
@@ -65,12 +66,35 @@ enum Task {
         #[command(subcommand)]
         bench: Bench,
     },
+    /// A cluster of several machines on this one, each a network namespace
+    Cluster {
+        #[command(subcommand)]
+        cluster: Cluster,
+    },
     /// Build the demo's images from Debian packages into target/images/
     Images,
     /// Check the house rules: arrows between crates, file length, module docs
     Tidy,
     /// Regenerate the gRPC code from proto/proto/*.proto and the field numbers of protobuf bodies
     Codegen,
+}
+
+#[derive(Subcommand)]
+enum Cluster {
+    /// Build it and print its kubeconfig
+    Up {
+        /// Machines with a control plane and a node
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=5))]
+        servers: u8,
+        /// Machines with a node only
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=20))]
+        agents: u8,
+        /// A binary built before, instead of a fresh release build
+        #[arg(long, value_name = "FILE")]
+        pintle: Option<PathBuf>,
+    },
+    /// Remove it and everything it left on this machine
+    Down,
 }
 
 #[derive(Subcommand)]
@@ -137,6 +161,17 @@ fn run(task: Task) -> Result<()> {
             let load = load.map_or_else(|| bench::store::build_load(&workspace), Ok)?;
             bench::store::run_store(&workspace, &binary(&workspace, pintle)?, &load, keys)
         }
+        Task::Cluster {
+            cluster:
+                Cluster::Up {
+                    servers,
+                    agents,
+                    pintle,
+                },
+        } => cluster::up(&workspace, &binary(&workspace, pintle)?, servers, agents),
+        Task::Cluster {
+            cluster: Cluster::Down,
+        } => cluster::down(&workspace),
         Task::Images => images::run(&workspace).map(drop),
         Task::Tidy => tidy::run(&workspace),
         Task::Codegen => codegen::run(&workspace),
