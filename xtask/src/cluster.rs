@@ -271,8 +271,10 @@ fn build(workspace: &Path, place: &Place, pintle: &Path, servers: u8, agents: u8
         .collect();
     println!("  kubectl --server …      {}", addresses.join(" "));
     println!("  a machine's log         {}/NAME/log", place.dir.display());
+    // In its cgroup as well: that is where Services are.
     println!(
-        "  a shell on a machine    nsenter --net={}",
+        "  a shell on a machine    sh -c 'echo $$ >{}/host/cgroup.procs; exec nsenter --net={}'",
+        place.cgroup("NAME").display(),
         network::namespace("NAME")
     );
     println!("remove it with `cargo xtask cluster down`");
