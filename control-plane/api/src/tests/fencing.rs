@@ -28,8 +28,8 @@ async fn a_deposed_leader_reads_but_does_not_write() {
     let patched = first.patch::<ConfigMap>(Some("default"), "kept", &patch, None);
     let params = DeleteParams::default();
     let deleted = first.delete::<ConfigMap>(Some("default"), "kept", &params);
-    // As a controller's client of another identity, too.
-    let other = first.impersonate(UserInfo::scheduler());
+    // So does a client that was made of it, as each controller's is.
+    let other = first.impersonate(UserInfo::apiserver());
     for refused in [
         first.create(&config_map("late")).await.map(drop),
         patched.await.map(drop),
