@@ -605,10 +605,16 @@ impl Drop for Cgroup {
         let own = std::process::id().to_string();
         let _moved = before.map(|before| fs::write(before, own));
         let _killed = fs::write(self.path.join("cgroup.kill"), "1");
-        for path in walk(&self.path).into_iter().rev() {
-            let _removed = fs::remove_dir(path);
+        // What was killed is in its cgroup until the kernel has taken it apart.
+        for _attempt in 0..100 {
+            for path in walk(&self.path).into_iter().rev() {
+                let _removed = fs::remove_dir(path);
+            }
+            if fs::remove_dir(&self.path).is_ok() || !self.path.exists() {
+                return;
+            }
+            std::thread::park_timeout(Duration::from_millis(20));
         }
-        let _removed = fs::remove_dir(&self.path);
     }
 }
 
